@@ -1,0 +1,1 @@
+"""The command lines `loopd` and `bxctl`: parse, call, print; no logic (SPEC 9)."""

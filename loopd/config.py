@@ -1,0 +1,194 @@
+"""The configuration: one TOML file, four tables, every key with a default that works (SPEC 3).
+
+Precedence: flag, environment (`LOOPD_HOME`, `LOOPD_CONFIG`, `LOOPD_SOCKET`), file, default. Unknown keys, wrong
+types and impossible values are refused naming file, table, key, what was found and what is allowed. Units stand in
+the names. Secrets are paths of files, never values.
+"""
+
+import hashlib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from loopd.errors import ConfigError
+from loopd.home import default_channel, default_model_socket
+from loopd.proto.canonical import canonical
+
+_MAX_SOCKET_PATH_BYTES = 107
+
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+DEFAULT_SYSTEM_PROMPT = (
+    "You are a helpful assistant on the user's own device. Answer briefly. "
+    "Use find_tool to look for a tool, then call_tool to run it, when the user asks for something you cannot know."
+)
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelTable(_Table):
+    """`[model]`: the server that is asked, sampling, and what `loopd model serve` serves."""
+
+    url: str = Field(
+        default="",
+        pattern=r"^(|unix:/.+|https?://[^/\s]+(/\S*)?)$",
+        description="'' for the default Unix socket",
+    )
+    api_key_file: str = Field(default="", description="path of a file with the key, '' for none")
+    temperature: float | None = Field(default=None, ge=0, le=10)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repeat_penalty: float | None = Field(default=None, gt=0, le=10)
+    seed: int | None = Field(default=None, ge=0, le=2**32 - 1)
+    connect_timeout_s: Seconds = 5.0
+    load_timeout_s: Seconds = 600.0
+    idle_timeout_s: Seconds = 120.0
+    cancel_timeout_s: Seconds = 10.0
+    gguf: str = Field(default="", description="model file of `loopd model serve`, '' for the fetched one")
+    template: Name = Field(default="chatml-tools", description="bundled name, path of a Jinja file, or 'model'")
+    slots: int = Field(default=1, ge=1, le=64)
+    context_tokens: int = Field(default=8192, ge=256, le=10_000_000, description="per slot, at most the model's own")
+    batch_tokens: int = Field(default=256, ge=16, le=16_384)
+    threads: int = Field(default=0, ge=0, le=1024, description="0 leaves one core free")
+
+
+class LoopTable(_Table):
+    """`[loop]`: the system prompt of new sessions, and the limits of turns and sessions."""
+
+    system_prompt: str = Field(default=DEFAULT_SYSTEM_PROMPT, max_length=262_144)
+    reasoning: Literal["sent", "dropped"] = "sent"
+    max_steps: int = Field(default=16, ge=1, le=10_000)
+    max_tool_calls: int = Field(default=32, ge=0, le=10_000)
+    max_same_call: int = Field(default=3, ge=2, le=1000)
+    max_completion_tokens: int = Field(default=2048, ge=1, le=1_000_000)
+    max_result_bytes: int = Field(default=16_384, ge=256, le=1_048_576)
+    turn_timeout_s: Seconds = 900.0
+    tool_timeout_s: Seconds = 60.0
+    approval_timeout_s: Seconds = 300.0
+    max_record_bytes: int = Field(default=4 * 1024 * 1024, ge=65_536, le=64 * 1024 * 1024)
+    max_open_sessions: int = Field(default=32, ge=1, le=10_000)
+    close_idle_s: Seconds = 600.0
+    min_free_bytes: int = Field(default=64 * 1024 * 1024, ge=0)
+    stop_timeout_s: Seconds = 5.0
+
+
+class ChannelTable(_Table):
+    """`[channel]`: the socket between clients and the daemon."""
+
+    socket: str = Field(default="", description="'' for the default path")
+    group: str = Field(default="", description="group of the socket (mode 0660), '' for mode 0600")
+    max_frame_bytes: int = Field(default=1_048_576, ge=4096, le=16 * 1024 * 1024)
+    max_clients: int = Field(default=64, ge=1, le=10_000)
+    client_buffer_bytes: int = Field(default=4 * 1024 * 1024, ge=65_536, description="unread, then slow_consumer")
+    hello_timeout_s: Seconds = 10.0
+
+    @field_validator("socket")
+    @classmethod
+    def _fits(cls, value: str) -> str:
+        if value and (not value.startswith("/") or len(value.encode()) > _MAX_SOCKET_PATH_BYTES):
+            raise ValueError(f"an absolute path of at most {_MAX_SOCKET_PATH_BYTES} bytes")
+        return value
+
+
+class ToolsTable(_Table):
+    """`[tools]`: which built-in tools there are, and how much find_tool answers."""
+
+    builtin: tuple[Literal["clock", "device"], ...] = Field(default=("clock", "device"), strict=False)
+    find_hits: int = Field(default=6, ge=1, le=50)
+    find_schemas: int = Field(default=3, ge=0, le=50)
+    find_tokens: int = Field(default=1200, ge=100, le=100_000, description="budget of one answer of find_tool")
+
+
+class Config(_Table):
+    """The whole file."""
+
+    model: ModelTable = ModelTable()
+    loop: LoopTable = LoopTable()
+    channel: ChannelTable = ChannelTable()
+    tools: ToolsTable = ToolsTable()
+
+    def model_url(self, home: Path) -> str:
+        """Return where the model server listens: the configured URL or the default socket beside `home`."""
+        return self.model.url or f"unix:{default_model_socket(home)}"
+
+    def channel_socket(self, home: Path) -> Path:
+        """Return the channel's path: configured, else `LOOPD_SOCKET`, else the default.
+
+        The environment goes before the file here because a flag or variable is what a person typed last.
+        """
+        default = default_channel(home)
+        return Path(self.channel.socket) if self.channel.socket and "LOOPD_SOCKET" not in _environ() else default
+
+    def sha256(self) -> str:
+        """Return the hash of the effective configuration, as the audit log names it."""
+        return "sha256:" + hashlib.sha256(canonical(self.model_dump(mode="json"))).hexdigest()
+
+
+def _environ() -> dict[str, str]:
+    import os  # noqa: PLC0415 - the one use
+
+    return dict(os.environ)
+
+
+def load_config(path: Path, *, required: bool = False) -> Config:
+    """Read and validate the file.
+
+    Args:
+        path: the TOML file.
+        required: refuse a file that is not there; otherwise it means the defaults.
+
+    Raises:
+        ConfigError: not readable, not TOML, or a value that is not allowed: file, table, key, found, allowed.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError as error:
+        if not required:
+            return Config()
+        raise ConfigError(
+            f"{path}: there is no such file", hint="loopd config show prints one to start from"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text at byte {error.start}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}", hint=f"loopd config check {path}") from error
+    return parse_config(values, source=str(path))
+
+
+def parse_config(values: dict[str, Any], *, source: str) -> Config:
+    """Validate decoded TOML; `source` names the file in the error.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {_explain(error)}", hint="loopd config show prints every key") from error
+
+
+def _explain(error: ValidationError) -> str:
+    """Return the first fault as `[table] key: found …, allowed …` and how many more there are."""
+    faults = error.errors(include_url=False, include_context=False)
+    first = faults[0]
+    where = [str(part) for part in first["loc"]]
+    place = f"[{where[0]}]" + (f" {'.'.join(where[1:])}" if len(where) > 1 else "")
+    if first["type"] == "extra_forbidden":
+        known = Config.model_fields if len(where) == 1 else type(getattr(Config(), where[0])).model_fields
+        kind = "table" if len(where) == 1 else "key"
+        text = f"{place}: unknown {kind}, allowed: {', '.join(sorted(known))}"
+    else:
+        found = repr(first["input"])
+        found = found if len(found) <= 80 else found[:77] + "..."  # noqa: PLR2004 - one line on a terminal
+        allowed = first["msg"].removeprefix("Value error, ")
+        text = f"{place}: found {found}, allowed: {allowed[0].lower()}{allowed[1:]}"
+    return text + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else "")
