@@ -2,11 +2,15 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from loopd import __version__
 from loopd.cli.context import Context, LazyGroup, run
+
+if TYPE_CHECKING:
+    from loopd.config import Config
 
 _LAZY = {
     "audit": ("loopd.cli.session_commands", "Check the audit log."),
