@@ -208,7 +208,7 @@ def test_a_leftover_socket_is_replaced_and_a_regular_file_is_not(tmp_path: Path)
         device.start()
         device.stop()
         device.socket.write_text("precious")
-        assert_one_line_error(device.loopd("serve"), 1, str(device.socket))
+        assert_one_line_error(device.loopd("serve"), 2, str(device.socket))
         assert device.socket.read_text() == "precious"
 
 
