@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from loopd.errors import ReplayViolation
 from loopd.proto.canonical import canonical, object_text
-from loopd.proto.records import Assistant, Record, ToolCall, ToolResult, Usage, User
+from loopd.proto.records import Assistant, Record, SessionStart, ToolCall, ToolResult, Usage, User
 from loopd.session.baseline import Baseline
 
 _JSON_SPACE = dict.fromkeys(map(ord, " \t\r\n"))
@@ -40,23 +40,18 @@ class Replay:
 
     Attributes:
         messages: what the next request begins with; only ever extended.
+        violation: how the last recorded request is no prefix of these messages; '' where it is one.
     """
 
-    def __init__(self, baseline: Baseline, *, foreign_lines: int = 0) -> None:
-        """Begin an epoch.
-
-        Args:
-            baseline: the epoch's.
-            foreign_lines: how many lines at the head of the log were written under another baseline (a fork with
-                a new one); what their usage says about requests is not checked.
-        """
+    def __init__(self, baseline: Baseline) -> None:
         self.messages: list[bytes] = []
+        self.violation = ""
         self._baseline = baseline
-        self._unchecked = foreign_lines
+        self._line = 0
+        self._foreign_lines = 0
         self._hash = hashlib.sha256()
         self._size = 0
         self._before_answer = (0, self._hash.copy())
-        self._violation = ""
         self._prefix = ""
         if baseline.system_prompt and baseline.system == "message":
             self._append(_object(role=b'"system"', content=canonical(baseline.system_prompt)))
@@ -65,7 +60,7 @@ class Replay:
 
     def add(self, record: Record) -> None:
         """Take the next record of the log."""
-        self._unchecked -= 1
+        self._line += 1
         if isinstance(record, User):
             self._append(self._user(record.text))
             self._prefix = ""
@@ -76,6 +71,8 @@ class Replay:
             self._append(_tool(record))
         elif isinstance(record, Usage):
             self._check(record)
+        elif isinstance(record, SessionStart) and record.parent and record.parent.baseline:
+            self._foreign_lines = record.parent.line
 
     def preview(self, text: str) -> list[bytes]:
         """Return the messages that a user's text would add; nothing changes."""
@@ -87,8 +84,8 @@ class Replay:
         Raises:
             ReplayViolation: the serialisation of the last recorded request is no prefix of this one's.
         """
-        if self._violation:
-            raise ReplayViolation(self._violation, hint="this is a fault in loopd; nothing was sent")
+        if self.violation:
+            raise ReplayViolation(self.violation, hint="this is a fault in loopd; nothing was sent")
         new = [] if text is None else self.preview(text)
         size, digest = self._size, self._hash.copy()
         for message in new:
@@ -103,17 +100,16 @@ class Replay:
 
     def _check(self, usage: Usage) -> None:
         """Compare what was sent, as recorded, with what this replay holds up to the answer."""
+        if self._line <= self._foreign_lines:
+            return
         size, digest = self._before_answer
         found = f"sha256:{digest.hexdigest()}"
-        same = self._unchecked >= 0 or (size, found) == (usage.request_bytes, usage.request_sha256)
-        self._violation = (
-            ""
-            if same
-            else (
+        self.violation = ""
+        if (size, found) != (usage.request_bytes, usage.request_sha256):
+            self.violation = (
                 "the history does not begin with the last request that was sent: "
                 f"{usage.request_bytes} bytes {usage.request_sha256} were sent, {size} bytes {found} are rebuilt"
             )
-        )
 
     def _user(self, text: str) -> bytes:
         return _object(role=b'"user"', content=canonical(self._prefix + text))
