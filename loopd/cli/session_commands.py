@@ -6,7 +6,7 @@ from typing import Protocol
 import click
 
 from loopd import audit as audit_log
-from loopd.errors import AuditError, SessionError, SessionRefused, TornLog
+from loopd.errors import AuditError, BaselineError, SessionError, SessionRefused, TornLog
 from loopd.home import Home
 from loopd.proto.ids import new_session_id
 from loopd.session import reader
@@ -36,8 +36,8 @@ def verify(settings: _Settings, ids: tuple[str, ...]) -> None:
     for session_id in ids or [summary.id for summary in reader.summaries(home)]:
         try:
             refused += _verify(home, session_id)
-        except SessionRefused as fault:
-            refused.append(fault)
+        except SessionRefused as error:
+            refused.append(error)
     for fault in refused[:-1]:
         click.echo(f"error: {fault}\nhint: {fault.hint}", err=True)
     if refused:
@@ -129,6 +129,6 @@ def _verify(home: Home, session_id: str) -> tuple[SessionRefused, ...]:
                 f"loopd session repair {session_id} keeps the original and cuts the log after line "
                 f"{fault.good_lines}; bxctl fork {session_id} --upto {fault.good_lines} goes on in a copy"
             )
-        else:
+        elif isinstance(fault, (TornLog, BaselineError)):
             fault.hint = f"loopd session repair {session_id} keeps the original and removes what cannot be read"
     return verdict.faults

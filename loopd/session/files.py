@@ -12,8 +12,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -29,8 +29,7 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 _LOG_NAME = re.compile(r"(0|[1-9]\d{0,8})\.jsonl\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A record where it stands: 1-based line, byte offset and length of that line."""
 
     line: int

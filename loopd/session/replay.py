@@ -11,7 +11,8 @@ What a record adds:
     tool_result    {role: tool}
     all others     nothing
 
-Inside a call's arguments the order of keys is the model's; everywhere else keys are sorted.
+Inside a call's arguments the order of keys is the model's; everywhere else keys are sorted. The templates below
+have their keys in that order.
 """
 
 import hashlib
@@ -54,7 +55,7 @@ class Replay:
         self._before_answer = (0, self._hash.copy())
         self._prefix = ""
         if baseline.system_prompt and baseline.system == "message":
-            self._append(_object(role=b'"system"', content=canonical(baseline.system_prompt)))
+            self._append(b'{"content":%b,"role":"system"}' % canonical(baseline.system_prompt))
         elif baseline.system_prompt:
             self._prefix = f"{baseline.system_prompt}\n\n"
 
@@ -112,20 +113,23 @@ class Replay:
             )
 
     def _user(self, text: str) -> bytes:
-        return _object(role=b'"user"', content=canonical(self._prefix + text))
+        return b'{"content":%b,"role":"user"}' % canonical(self._prefix + text)
 
     def _assistant(self, record: Assistant) -> bytes:
-        members = {"role": b'"assistant"', "content": canonical(_content(record))}
+        reasoning = calls = b""
         if record.reasoning and self._baseline.reasoning == "sent":
-            members["reasoning_content"] = canonical(record.reasoning)
+            reasoning = b',"reasoning_content":%b' % canonical(record.reasoning)
         if record.tool_calls:
-            members["tool_calls"] = b"[" + b",".join(map(self._call, record.tool_calls)) + b"]"
-        return _object(**members)
+            calls = b',"tool_calls":[%b]' % b",".join(map(self._call, record.tool_calls))
+        return b'{"content":%b%b,"role":"assistant"%b}' % (canonical(_content(record)), reasoning, calls)
 
     def _call(self, call: ToolCall) -> bytes:
         arguments = canonical(call.sent) if self._baseline.arguments == "string" else call.sent.encode()
-        function = _object(name=canonical(call.name), arguments=arguments)
-        return _object(id=canonical(call.id), type=b'"function"', function=function)
+        return b'{"function":{"arguments":%b,"name":%b},"id":%b,"type":"function"}' % (
+            arguments,
+            canonical(call.name),
+            canonical(call.id),
+        )
 
 
 def replay(baseline: Baseline, records: Iterable[Record]) -> list[bytes]:
@@ -160,14 +164,8 @@ def _content(record: Assistant) -> str:
 
 
 def _tool(record: ToolResult) -> bytes:
-    return _object(
-        role=b'"tool"',
-        tool_call_id=canonical(record.id),
-        name=canonical(record.name),
-        content=canonical(record.content),
+    return b'{"content":%b,"name":%b,"role":"tool","tool_call_id":%b}' % (
+        canonical(record.content),
+        canonical(record.name),
+        canonical(record.id),
     )
-
-
-def _object(**members: bytes) -> bytes:
-    """Return a canonical JSON object of members that are encoded already; the names are plain ASCII."""
-    return b"{" + b",".join(b'"%b":%b' % (name.encode(), members[name]) for name in sorted(members)) + b"}"
