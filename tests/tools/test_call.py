@@ -113,6 +113,7 @@ def test_find_tool_is_understood_however_it_is_written(catalogue: Catalogue, nam
         ("call_tool", '{"name": "fetch", "arguments": "{"}', "not JSON"),
         ("call_tool", '{"name": "fetsh"}', "The nearest are web:fetch"),
         ("fetch_page", "{}", "The nearest are web:fetch"),
+        ("x" * 1_000_000, "{}", "There is no one tool named 'xxx"),
         ("zzz", "{}", "Use find_tool to look for others"),
         ("fetch", '{"url": 5}', "url: 5 is not of type 'string'. The schema: {"),
         ("fetch", "{}", "'url' is a required property"),

@@ -132,4 +132,4 @@ def test_a_counted_prompt_must_leave_room_for_an_answer(prompt_tokens: int, full
     stop = context_stop(prompt_tokens, 4096)
     assert reason(stop) == ("context_full" if full else None)
     if stop:
-        assert f"needs {prompt_tokens} tokens and the context has 4096" in stop.message
+        assert f"needs {prompt_tokens} tokens and the model's context has 4096" in stop.message
