@@ -7,7 +7,7 @@ unread is told `slow_consumer` behind what it has not read, and dropped.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from loopd.channel.answers import Answers
 from loopd.channel.codec import LineDecoder, decode_client, encode, ref_of
@@ -117,7 +117,7 @@ class Connection:
 
     # --- frames -------------------------------------------------------------------------------------------------
 
-    async def _lines(self) -> AsyncIterator[bytes | FrameTooLarge]:
+    async def _lines(self) -> AsyncGenerator[bytes | FrameTooLarge, None]:
         decoder = LineDecoder(self._table.max_frame_bytes)
         while data := await self._reader.read(_READ_BYTES):
             for line in decoder.feed(data):

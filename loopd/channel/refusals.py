@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from loopd.errors import LoopdError, SessionNotFound
+from loopd.errors import SessionError, SessionNotFound
 from loopd.home import Home
 from loopd.session import reader
 
@@ -32,15 +32,18 @@ class Refusals:
     async def check(self, session_id: str) -> None:
         """Verify one session and remember what is found."""
         try:
-            await asyncio.to_thread(reader.verify, self._home, session_id)
+            verdict = await asyncio.to_thread(reader.verify, self._home, session_id)
         except SessionNotFound:
             self.forget(session_id)
-        except LoopdError as error:
+        except SessionError as error:
             self.note(session_id, error)
         else:
-            self.forget(session_id)
+            if verdict.faults:
+                self.note(session_id, verdict.faults[0])
+            else:
+                self.forget(session_id)
 
-    def note(self, session_id: str, error: LoopdError) -> None:
+    def note(self, session_id: str, error: SessionError) -> None:
         """Remember a refusal; it is logged once."""
         if self._reasons.get(session_id) != error.message:
             logger.warning("session_refused session=%s why=%s", session_id, error.message)

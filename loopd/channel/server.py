@@ -35,7 +35,7 @@ class ChannelServer:
     """
 
     def __init__(self, home: Home, config: Config, engine: Engine) -> None:
-        self.path = config.channel_socket(home)
+        self.path = config.channel_socket(home.path)
         self._home, self._config, self._engine = home, config, engine
         self._connections: set[Connection] = set()
         self._stop = asyncio.Event()

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ from weakref import WeakValueDictionary
 from loopd.channel.engine import Engine
 from loopd.channel.live import LiveSession, Spawn, Subscriber
 from loopd.channel.refusals import Refusals
+from loopd.clock import stamp
 from loopd.config import LoopTable
 from loopd.errors import (
-    AuditError,
     LimitReached,
-    LoopdError,
     NotPermitted,
     SessionNotFound,
     SessionRefused,
@@ -77,7 +75,7 @@ class Sessions:
             live, created = self._open.get(session_id), False
             if live is None:
                 live, created = await self._load(session_id, frame, peer)
-            elif not created:
+            else:
                 await self._engine.audit("session_opened", session=session_id, uid=peer.uid, pid=peer.pid)
             live.reserve(subscriber)
             if timer := self._idle.pop(session_id, None):
@@ -105,9 +103,7 @@ class Sessions:
                 )
                 created = True
             else:
-                raise SessionNotFound(
-                    session_id, f"there is no session {session_id}", hint="bxctl sessions lists the ids"
-                )
+                raise _missing(session_id)
         except SessionRefused as error:
             self.refusals.note(session_id, error)
             await self._engine.audit("session_refused", **who, why=error.message)
@@ -186,7 +182,7 @@ class Sessions:
                     "title": summary.title,
                     "epoch": summary.epoch,
                     "size_bytes": summary.size_bytes,
-                    "modified": summary.modified,
+                    "modified": stamp(summary.modified),
                     "refused": summary.refused or self.refusals.known(summary.id),
                     "open": live is not None,
                     "running": live is not None and live.running,
@@ -264,15 +260,20 @@ class Sessions:
         """Return who made the session; where its first line cannot be read, whose its files are."""
         directory = dir_for(self._home, session_id)
         try:
-            start = next(iter(reader.read_records(self._home, session_id, 1)))[1]
-        except SessionNotFound:
-            raise
-        except LoopdError:
+            first = next(reader.read_records(self._home, session_id), None)
+        except (SessionRefused, SessionNotFound):
+            first = None
+        if first is not None and isinstance(first[1], SessionStart):
+            return first[1].owner_uid
+        try:
             return directory.lstat().st_uid
-        assert isinstance(start, SessionStart)
-        return start.owner_uid
+        except FileNotFoundError as error:
+            raise _missing(session_id) from error
+
+
+def _missing(session_id: str) -> SessionNotFound:
+    return SessionNotFound(session_id, f"there is no session {session_id}", hint="bxctl sessions lists the ids")
 
 
 def _count(directory: Path) -> int:
-    names: Iterable[str] = os.listdir(directory) if directory.is_dir() else ()
-    return sum(not name.startswith(".") for name in names)
+    return sum(not path.name.startswith(".") for path in directory.iterdir())

@@ -77,15 +77,11 @@ def _remove_leftover(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(kind):
-        raise ConfigError(
-            f"{path} is there and is no socket", hint="move it away, or give another path: LOOPD_SOCKET"
-        )
+        raise ConfigError(f"{path} is there and is no socket", hint="move it away, or give another path: LOOPD_SOCKET")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         # Homes are told apart by their lock; this is about two homes that were given one socket path.
         if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
-            raise ChannelError(
-                f"another process listens on {path}", hint="give each home its own socket: LOOPD_SOCKET"
-            )
+            raise ChannelError(f"another process listens on {path}", hint="give each home its own socket: LOOPD_SOCKET")
     path.unlink()
 
 
