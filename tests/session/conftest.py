@@ -24,5 +24,5 @@ def session(home: Home) -> Iterator[Session]:
 @pytest.fixture
 def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of thousands of sessions that are not about durability."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(os, "fdatasync", lambda descriptor: None)
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
+    monkeypatch.setattr(os, "fdatasync", lambda _descriptor: None)
