@@ -203,7 +203,12 @@ def test_each_batch_is_one_write_and_one_sync(session: Session, monkeypatch: pyt
 def test_a_record_exists_in_memory_only_after_the_sync(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     real = os.fdatasync
-    monkeypatch.setattr(os, "fdatasync", lambda descriptor: (seen.append(session.lines), real(descriptor)))
+
+    def sync(descriptor: int) -> None:
+        seen.append(session.lines)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
     say(session)
     assert seen == [1]
     assert session.lines == 5
