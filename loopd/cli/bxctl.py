@@ -1,5 +1,6 @@
 """`bxctl`: what people and scripts use to talk to the daemon (SPEC 9)."""
 
+import io
 import sys
 
 import click
@@ -51,7 +52,8 @@ def completion(shell: str) -> None:
 def main() -> None:
     """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        if isinstance(stream, io.TextIOWrapper):  # there is none where the caller has closed it
+            stream.reconfigure(errors="backslashreplace")
     run(lambda **options: cli(prog_name="bxctl", **options))
 
 

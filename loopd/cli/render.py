@@ -120,7 +120,10 @@ def _described(record: dict[str, Any]) -> tuple[str, str]:
             return f"{record['call']} {record['name']}{'' if record['ok'] else ' failed'}", record["content"]
         case "usage":
             loss = number(record["loss"])
-            return f"{number(record['prompt_tokens'])} prompt, {number(record['cached_tokens'])} cached, loss {loss}", ""
+            return (
+                f"{number(record['prompt_tokens'])} prompt, {number(record['cached_tokens'])} cached, loss {loss}",
+                "",
+            )
         case "turn_end":
             return record["reason"], ""
         case _:
