@@ -33,7 +33,6 @@ SPEC 9).
 """
 
 from pathlib import Path
-from typing import ClassVar
 
 
 class LoopdError(Exception):
@@ -46,8 +45,8 @@ class LoopdError(Exception):
         exit_code: exit status of a command that ends with this error.
     """
 
-    code: ClassVar[str] = "internal"
-    exit_code: ClassVar[int] = 1
+    code: str = "internal"
+    exit_code: int = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -336,17 +335,11 @@ class LimitReached(ChannelError):
 
 
 class DaemonError(ChannelError):
-    """An `error` frame, as a client raises it.
+    """What an `error` frame says, as a client raises it: with the daemon's code, and the exit status of that."""
 
-    Attributes:
-        remote_code: the stable code the daemon gave.
-    """
-
-    code = "daemon_error"
-
-    def __init__(self, remote_code: str, message: str, *, hint: str = "") -> None:
+    def __init__(self, code: str, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
-        self.remote_code = remote_code
+        self.code, self.exit_code = code, exit_code_of(code)
 
 
 class DaemonUnreachable(ChannelError):

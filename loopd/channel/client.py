@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +89,18 @@ class ChannelClient:
         Raises:
             ConnectionError: the daemon is gone, or has not read for 30 s.
         """
-        self._writer.write(encode(frame))
+        self.post(frame)
         try:
             async with asyncio.timeout(_SEND_S):
                 await self._writer.drain()
         except TimeoutError as error:
             raise ConnectionAbortedError("the daemon does not read") from error
 
-    async def frames(self) -> AsyncIterator[ServerFrame]:
+    def post(self, frame: ClientFrame) -> None:
+        """Send a small frame without waiting; if the daemon is gone, `frames` ends."""
+        self._writer.write(encode(frame))
+
+    async def frames(self) -> AsyncGenerator[ServerFrame, None]:
         """Yield the daemon's frames, in order, until it closes the connection. May be begun again where it was left.
 
         Raises:
@@ -175,7 +179,7 @@ class Conversation:
         self._next_line = 1
         self._client: ChannelClient | None = None
 
-    async def frames(self) -> AsyncIterator[ServerFrame]:
+    async def frames(self) -> AsyncGenerator[ServerFrame, None]:
         """Connect, open the session, and yield every frame of every connection, `welcome` first each time.
 
         Raises:
@@ -198,15 +202,16 @@ class Conversation:
         self._said = Say(session=self.session, text=text, key=key, ref=key)
         await self._send(self._said)
 
-    async def cancel(self) -> None:
+    def cancel(self) -> None:
         """Cancel the turn in flight."""
-        await self._send(Cancel(session=self.session))
+        if self._client is not None:
+            self._client.post(Cancel(session=self.session))
 
     async def history(self, start: int) -> None:
         """Ask for the records from line `start` on; `opened`, they and `caught_up` follow."""
         await self._send(Open(session=self.session, start=start, ref="open"))
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Leave. A turn in flight goes on."""
         if self._client is not None:
             await self._client.close()

@@ -179,8 +179,7 @@ class Connection:
             case Say():
                 await self._watching(frame.session).say(self, frame)
             case Cancel():
-                live = self._sessions.find(frame.session)
-                cancelled = live is not None and live.cancel()
+                cancelled = await self._sessions.cancel(frame.session)
                 await self._deliver(Reply(to="cancel", data={"cancelled": cancelled}, ref=frame.ref))
             case Close():
                 live = self._watching(frame.session)

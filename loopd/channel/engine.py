@@ -25,7 +25,7 @@ class Engine(Protocol):
         """Refuse a turn that cannot begin, before anything is accepted; quick, and nothing is written.
 
         Raises:
-            LoopdError: e.g. ModelChanged; the `say` is answered with it.
+            LoopdError: DiskLow, ModelChanged and the like; the `say` is answered with it.
         """
         ...
 

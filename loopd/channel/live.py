@@ -16,9 +16,7 @@ from typing import Any, Protocol
 from loopd.channel.codec import encode
 from loopd.channel.engine import Engine
 from loopd.channel.progress import Progress
-from loopd.config import LoopTable
-from loopd.errors import DiskLow, KeyReused, LoopdError, ModelError, TurnBusy
-from loopd.home import Home
+from loopd.errors import KeyReused, LoopdError, ModelError, TurnBusy
 from loopd.proto.frames import (
     Accepted,
     CaughtUp,
@@ -69,26 +67,23 @@ class LiveSession:
     """A session while it is open in the daemon.
 
     Args:
-        home: where the session is, for a reopen and the free space.
         session: the open store.
         engine: runs the turns.
-        limits: `[loop]`.
+        reopen: closes a store that became read-only and opens it anew; blocks.
         spawn: starts a task of the daemon's task group.
         on_idle: called when neither a client nor a turn is left.
     """
 
     def __init__(
         self,
-        home: Home,
         session: Session,
         engine: Engine,
-        limits: LoopTable,
+        reopen: Callable[[Session], Session],
         spawn: Spawn,
         on_idle: Callable[["LiveSession"], None],
     ) -> None:
         self.session = session
-        self._home, self._engine, self._limits = home, engine, limits
-        self._spawn, self._on_idle = spawn, on_idle
+        self._engine, self._reopen, self._spawn, self._on_idle = engine, reopen, spawn, on_idle
         self._subscribers: dict[Subscriber, bool] = {}  # whether it has joined the live stream
         self._turn: _Turn | None = None
         self._progress = Progress()
@@ -180,8 +175,7 @@ class LiveSession:
         Raises:
             TurnBusy: another turn is in flight.
             KeyReused: the key belongs to another text.
-            DiskLow: too little space for a new turn.
-            LoopdError: the engine does not admit it, or the log cannot be read or written.
+            LoopdError: the engine does not admit it (disk_low, model_changed), or the log cannot be read or written.
         """
         async with self._deciding:
             recorded = await self._decide(subscriber, frame)
@@ -203,19 +197,13 @@ class LiveSession:
             self._join(self._turn, subscriber, frame)
             return False
         if self.session.read_only:
-            self.session = await asyncio.to_thread(self._reopen)
+            self.session = await asyncio.to_thread(self._reopen, self.session)
             await self._show_rest()
         if self.session.open_turn is not None:
             await self._engine.recover(self.session, self._emit)
             await self._show_rest()
         if frame.key in self.session.keys:
             return True
-        free = self._home.free_bytes()
-        if free < self._limits.min_free_bytes:
-            raise DiskLow(
-                f"{free} bytes are free below {self._home.path}, and a turn needs {self._limits.min_free_bytes}",
-                hint="free some space, or lower min_free_bytes in [loop]",
-            )
         await self._engine.admit(self.session)
         turn = self._turn = _Turn(frame.key, frame.text, {subscriber: frame.ref})
         self._emit(Accepted(session=self.id, key=turn.key, text=turn.text))
@@ -311,10 +299,6 @@ class LiveSession:
     async def _read(self, line: int) -> list[tuple[int, Record]]:
         session = self.session
         return await asyncio.to_thread(lambda: list(islice(session.records(line), _RECORDS_PER_READ)))
-
-    def _reopen(self) -> Session:
-        self.session.close()
-        return Session.open(self._home, self.id, limits=self._limits)
 
     def _record_frame(self, number: int, record: Record) -> RecordFrame:
         return RecordFrame(

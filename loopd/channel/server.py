@@ -5,10 +5,9 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Callable
-from typing import Any
+from contextlib import AsyncExitStack
+from typing import Any, Self
 
-from loopd import __version__
 from loopd.channel import socketfile
 from loopd.channel.answers import Answers
 from loopd.channel.connection import Connection
@@ -26,80 +25,77 @@ _PEER = struct.Struct("3i")
 
 
 class ChannelServer:
-    """Serves the channel of one home.
+    """Serves the channel of one home for the time of an `async with` block.
+
+    On entry the socket is bound and clients can connect. At the block's end there are no new clients, turns are
+    cancelled, clients ended and logs closed, in less than `stop_timeout_s`, also with a client that does not read.
+    Clients are let go first: one whose turn has no durable record yet keeps its text and says it again under the
+    same key when a daemon is back, so a planned restart looks to it like a lost connection.
 
     Args:
         home: whose sessions are served; its lock is held by the caller.
         config: `[channel]` and `[loop]`.
         engine: turns, baselines, audit, facts.
+        release: loopd's version, for the welcome and the status.
     """
 
-    def __init__(self, home: Home, config: Config, engine: Engine) -> None:
+    def __init__(self, home: Home, config: Config, engine: Engine, *, release: str) -> None:
         self.path = config.channel_socket(home.path)
-        self._home, self._config, self._engine = home, config, engine
+        self._home, self._config, self._engine, self._release = home, config, engine, release
         self._connections: set[Connection] = set()
-        self._stop = asyncio.Event()
-        self._stopped = asyncio.Event()
         self._started_s = monotonic_s()
+        self._stack = AsyncExitStack()
 
-    async def serve(self, ready: Callable[[], None]) -> None:
-        """Serve until `stop` is called; `ready` is called once clients can connect.
+    async def __aenter__(self) -> Self:
+        """Bind and listen.
 
         Raises:
             ConfigError: the socket path cannot be used.
             ChannelError: another process listens there, or the system refuses.
         """
-        listener = socketfile.bind(self.path, group=self._config.channel.group)
-        inode = self.path.stat().st_ino
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                sessions = Sessions(self._home, self._config.loop, self._engine, tasks.create_task)
-                answers = Answers(self._home, sessions, self._engine, self._facts)
+        async with AsyncExitStack() as stack:
+            listener = socketfile.bind(self.path, group=self._config.channel.group)
+            stack.callback(socketfile.unlink, self.path, self.path.stat().st_ino)
+            self._tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            self._sessions = Sessions(self._home, self._config.loop, self._engine, self._tasks.create_task)
+            self._answers = Answers(self._home, self._sessions, self._engine, self._facts)
+            server = await asyncio.start_unix_server(self._accept, sock=listener)
+            stack.push_async_callback(self._end)
+            stack.callback(self._tasks.create_task(self._sessions.refusals.check_all()).cancel)
+            stack.callback(server.close)
+            self._stack = stack.pop_all()
+        return self
 
-                def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                    tasks.create_task(self._client(reader, writer, sessions, answers))
+    async def __aexit__(self, *failure: object) -> None:
+        """Stop serving."""
+        await self._stack.aclose()
 
-                server = await asyncio.start_unix_server(accept, sock=listener)
-                checking = tasks.create_task(sessions.refusals.check_all())
-                ready()
-                await self._stop.wait()
-                server.close()
-                checking.cancel()
-                await self._end(sessions)
-        finally:
-            listener.close()
-            socketfile.unlink(self.path, inode)
-            self._stopped.set()
+    def reconfigure(self, config: Config) -> None:
+        """Take limits and tables into use, for what is opened or connects from now on; the socket stays."""
+        self._config = config
+        self._sessions.limits = config.loop
 
-    async def stop(self) -> None:
-        """Stop serving: no new clients, turns cancelled, clients ended, logs closed.
-
-        Clients are let go first: one whose turn has no durable record yet keeps its text and says it again under
-        the same key when a daemon is back, so a planned restart looks to it like a lost connection. It all takes
-        less than `stop_timeout_s`, also with a client that does not read.
-        """
-        self._stop.set()
-        await self._stopped.wait()
-
-    async def _end(self, sessions: Sessions) -> None:
-        patience_s = self._config.loop.stop_timeout_s
+    async def _end(self) -> None:
         for connection in list(self._connections):
             connection.close()
-        await sessions.stop(patience_s=patience_s / 2)
+        await self._sessions.stop(patience_s=self._config.loop.stop_timeout_s / 2)
         for connection in list(self._connections):
             connection.abort()
 
-    async def _client(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        sessions: Sessions,
-        answers: Answers,
-    ) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._tasks.create_task(self._client(reader, writer))
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = _peer_of(writer.get_extra_info("socket"))
         table = self._config.channel
         connection = Connection(
-            reader, writer, peer=peer, table=table, sessions=sessions, answers=answers, release=__version__
+            reader,
+            writer,
+            peer=peer,
+            table=table,
+            sessions=self._sessions,
+            answers=self._answers,
+            release=self._release,
         )
         if len(self._connections) >= table.max_clients:
             connection.refuse(
@@ -119,7 +115,7 @@ class ChannelServer:
 
     def _facts(self) -> dict[str, Any]:
         return {
-            "release": __version__,
+            "release": self._release,
             "protocol": PROTOCOL_VERSION,
             "pid": os.getpid(),
             "uptime_s": round(monotonic_s() - self._started_s, 1),

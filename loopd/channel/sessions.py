@@ -46,14 +46,15 @@ class Sessions:
 
     Args:
         home: where they are.
-        limits: `[loop]`.
+        limits: `[loop]`; may be set anew at any time.
         engine: turns, baselines, audit.
         spawn: starts a task of the daemon's task group.
     """
 
     def __init__(self, home: Home, limits: LoopTable, engine: Engine, spawn: Spawn) -> None:
         self.refusals = Refusals(home)
-        self._home, self._limits, self._engine, self._spawn = home, limits, engine, spawn
+        self.limits = limits
+        self._home, self._engine, self._spawn = home, engine, spawn
         self._open: dict[str, LiveSession] = {}
         self._loading: set[str] = set()
         self._idle: dict[str, asyncio.TimerHandle] = {}  # the longest idle first
@@ -86,6 +87,18 @@ class Sessions:
         """Return the session if it is open."""
         return self._open.get(session_id)
 
+    async def cancel(self, session_id: str) -> bool:
+        """Cancel the turn in flight; tell whether there was one.
+
+        Raises:
+            SessionNotFound: there is no such session.
+        """
+        if live := self._open.get(check_session_id(session_id)):
+            return live.cancel()
+        if not await asyncio.to_thread(os.path.lexists, dir_for(self._home, session_id)):
+            raise _missing(session_id)
+        return False
+
     async def _load(self, session_id: str, frame: Open, peer: Peer) -> tuple[LiveSession, bool]:
         who = {"session": session_id, "uid": peer.uid, "pid": peer.pid}
         await self._make_room()
@@ -94,12 +107,12 @@ class Sessions:
         try:
             if await asyncio.to_thread(os.path.lexists, dir_for(self._home, session_id)):
                 await self._engine.audit("session_opened", **who)
-                session = await asyncio.to_thread(Session.open, self._home, session_id, limits=self._limits)
+                session = await asyncio.to_thread(Session.open, self._home, session_id, limits=self.limits)
             elif frame.session is None or frame.create:
                 baseline = await self._engine.baseline()
                 await self._engine.audit("session_created", **who)
                 session = await asyncio.to_thread(
-                    Session.create, self._home, session_id, baseline, owner_uid=peer.uid, limits=self._limits
+                    Session.create, self._home, session_id, baseline, owner_uid=peer.uid, limits=self.limits
                 )
                 created = True
             else:
@@ -111,15 +124,19 @@ class Sessions:
         finally:
             self._loading.discard(session_id)
         self.refusals.forget(session_id)
-        live = LiveSession(self._home, session, self._engine, self._limits, self._spawn, self._on_idle)
+        live = LiveSession(session, self._engine, self._reopen, self._spawn, self._on_idle)
         self._open[session_id] = live
         return live, created
 
+    def _reopen(self, session: Session) -> Session:
+        session.close()
+        return Session.open(self._home, session.id, limits=self.limits)
+
     async def _make_room(self) -> None:
-        while len(self._open) + len(self._loading) >= self._limits.max_open_sessions:
+        while len(self._open) + len(self._loading) >= self.limits.max_open_sessions:
             if not self._idle:
                 raise LimitReached(
-                    f"{self._limits.max_open_sessions} sessions are open and each is in use (max_open_sessions)",
+                    f"{self.limits.max_open_sessions} sessions are open and each is in use (max_open_sessions)",
                     hint="leave one of them, or raise max_open_sessions in [loop]",
                 )
             longest = next(iter(self._idle))
@@ -133,7 +150,7 @@ class Sessions:
             timer.cancel()
         loop = asyncio.get_running_loop()
         self._idle[live.id] = loop.call_later(
-            self._limits.close_idle_s, lambda: self._spawn(self._close_if_idle(live.id))
+            self.limits.close_idle_s, lambda: self._spawn(self._close_if_idle(live.id))
         )
 
     async def _close_if_idle(self, session_id: str) -> None:
@@ -171,7 +188,7 @@ class Sessions:
 
     # --- about sessions -----------------------------------------------------------------------------------------
 
-    async def listing(self) -> list[dict[str, Any]]:
+    async def listing(self) -> dict[str, Any]:
         """Return a row for each session, the last changed first; no body is read."""
         rows = []
         for summary in await asyncio.to_thread(reader.summaries, self._home):
@@ -189,7 +206,7 @@ class Sessions:
                     "clients": live.clients if live else 0,
                 }
             )
-        return rows
+        return {"sessions": rows}
 
     async def status(self) -> dict[str, Any]:
         """Return what is open, what is refused, and the space."""
@@ -200,15 +217,15 @@ class Sessions:
                 "total": await asyncio.to_thread(_count, self._home.sessions),
                 "open": len(self._open),
                 "running": sum(live.running for live in self._open.values()),
-                "max_open": self._limits.max_open_sessions,
+                "max_open": self.limits.max_open_sessions,
                 "checked": self.refusals.checked,
             },
             "refused": [{"session": session_id, "reason": reason} for session_id, reason in refused.items()],
             "disk": {
                 "home": str(self._home.path),
                 "free_bytes": free,
-                "min_free_bytes": self._limits.min_free_bytes,
-                "low": free < self._limits.min_free_bytes,
+                "min_free_bytes": self.limits.min_free_bytes,
+                "low": free < self.limits.min_free_bytes,
             },
         }
 

@@ -97,7 +97,7 @@ class FakeEngine:
     async def baseline(self) -> Baseline:
         return BASELINE
 
-    async def admit(self, session: Session) -> None:
+    async def admit(self, session: Session) -> None:  # noqa: ARG002 - the engine's signature
         if self.refusal:
             raise self.refusal
 
@@ -238,17 +238,8 @@ class Daemon:
 @asynccontextmanager
 async def serving(home: Home, config: Config, engine: FakeEngine) -> AsyncIterator[Daemon]:
     """Serve a home for the time of a block."""
-    server = ChannelServer(home, config, engine)
-    ready = asyncio.Event()
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(server.serve(ready.set))
-        waiting = tasks.create_task(ready.wait())
-        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE_S)
-        waiting.cancel()
-        try:
-            yield Daemon(home, config, engine, server)
-        finally:
-            await server.stop()
+    async with ChannelServer(home, config, engine, release="1.2.3") as server:
+        yield Daemon(home, config, engine, server)
 
 
 def new_home(root: Path) -> Home:

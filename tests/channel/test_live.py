@@ -1,10 +1,8 @@
 """Sessions over the channel: history, live stream, keys, cancels (SPEC 8)."""
 
-from typing import Any
-
 import pytest
 
-from loopd.errors import ModelChanged, ModelUnavailable
+from loopd.errors import DiskLow, ModelChanged, ModelUnavailable
 from loopd.proto.frames import (
     Accepted,
     Cancel,
@@ -289,14 +287,14 @@ async def test_a_turn_that_is_not_admitted_is_an_error_and_was_not_accepted(daem
         assert (error.code, error.hint) == ("model_changed", "bxctl fork s --new-baseline")
 
 
-async def test_a_full_disk_refuses_a_new_turn_and_nothing_else(daemon: Daemon, monkeypatch: Any) -> None:
+async def test_a_turn_that_is_not_admitted_leaves_recorded_keys_answerable(daemon: Daemon) -> None:
     async with daemon.client() as client:
         await client.open("s")
         await say(client, "hello", "k")
-        monkeypatch.setattr("loopd.home.Home.free_bytes", lambda self: -1)
+        daemon.engine.refusal = DiskLow("3 bytes are free")
         assert (await refused(client, "more", "k2")).code == "disk_low"
         assert end_of(await say(client, "hello", "k")).recorded
-        monkeypatch.undo()
+        daemon.engine.refusal = None
         assert end_of(await say(client, "more", "k2")).reason == "completed"
 
 
