@@ -7,6 +7,7 @@ begins there, and it ends with the end of the turn. A text can only be chained i
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import gguf
@@ -75,7 +76,7 @@ def _write_weights(writer: gguf.GGUFWriter, vocabulary: int, chain: list[int]) -
     embedding = np.zeros((vocabulary, _WIDTH), np.float16)
     embedding[:, -1] = 1  # no vector may be zero: it is divided by its length
     output = np.zeros((vocabulary, _WIDTH), np.float16)
-    for direction, (token, following) in enumerate(zip(chain, chain[1:], strict=False)):
+    for direction, (token, following) in enumerate(pairwise(chain)):
         embedding[token] = 0
         embedding[token, direction] = 1
         output[following, direction] = _GAIN
