@@ -83,6 +83,16 @@ def test_verify_of_a_torn_log_tells_where_and_the_ways_out(home: Home, torn: Pat
     assert "fork s1 --upto 4" in fault.hint
 
 
+def test_verify_goes_on_after_a_session_that_it_cannot_look_at(home: Home, torn: Path) -> None:
+    dir_for(home, "a").write_bytes(b"")
+    create(home, "z").close()
+    dir_for(home, "b").mkdir()
+    result = run(home, "session", "verify")
+    assert "z: good" in result.output
+    assert f"there is no log in {dir_for(home, 'b')}" in result.output
+    assert fault_of(result).exit_code == 4
+
+
 def test_verify_of_nothing_is_not_found(home: Home) -> None:
     assert isinstance(fault_of(run(home, "session", "verify", "s9")), SessionNotFound)
     assert isinstance(fault_of(run(home, "session", "verify", "S9")), UsageError)
@@ -123,6 +133,15 @@ def test_repair_says_when_no_cut_helps(home: Home) -> None:
     assert isinstance(fault, SessionError)
     assert "no cut repairs" in str(fault)
     assert log_of(home).read_bytes() == before
+
+
+def test_repair_leaves_what_a_newer_release_wrote(home: Home) -> None:
+    newer = log_of(home).read_bytes().replace(b'"version":1', b'"version":9')
+    log_of(home).write_bytes(newer)
+    fault = fault_of(run(home, "session", "repair", "s1"))
+    assert "format version 9" in str(fault)
+    assert "newer release" in fault.hint
+    assert log_of(home).read_bytes() == newer
 
 
 def test_nothing_is_repaired_that_cannot_be_audited(home: Home, torn: Path) -> None:
