@@ -173,7 +173,8 @@ class Conversation:
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self.session = session or ""
-        self._path, self._reconnect_s, self._on_lost = path, reconnect_s, on_lost
+        self.on_lost = on_lost
+        self._path, self._reconnect_s = path, reconnect_s
         self._open = Open(session=session, create=session is not None, start=start, ref="open")
         self._said: Say | None = None
         self._next_line = 1
@@ -194,7 +195,7 @@ class Conversation:
                 self._note(frame)
                 yield frame
             await self._client.close()
-            self._on_lost()
+            self.on_lost()
             welcome = await self._connect_again()
 
     async def say(self, text: str, key: str) -> None:
