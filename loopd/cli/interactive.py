@@ -12,7 +12,7 @@ from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.patch_stdout import patch_stdout
 
-from loopd.channel.client import Conversation
+from loopd.channel.conversation import Conversation
 from loopd.cli.chat import check_answer, interrupts, say_new, show_end, show_error
 from loopd.cli.render import console
 from loopd.cli.view import TurnView

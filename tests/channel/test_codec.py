@@ -1,5 +1,7 @@
 """Framing: any bytes in, whole lines out (SPEC 8)."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ def test_lines_come_out_whole_however_the_stream_is_cut(lines: list[bytes], cuts
     stream = b"".join(line + b"\n" for line in lines)
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     decoder = LineDecoder(20)
-    found = [line for begin, end in zip(places, places[1:], strict=False) for line in decoder.feed(stream[begin:end])]
+    found = [line for begin, end in pairwise(places) for line in decoder.feed(stream[begin:end])]
     assert found == [line for line in lines if line]
 
 

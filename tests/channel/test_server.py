@@ -1,6 +1,7 @@
 """The socket file, and the stop in bounded time (SPEC 8, 4.4; CASES 30, 31)."""
 
 import asyncio
+import grp
 import os
 import socket
 import stat
@@ -25,8 +26,6 @@ def test_the_socket_is_for_its_owner_only(root: Path) -> None:
 
 
 def test_a_group_may_connect_where_one_is_configured(root: Path) -> None:
-    import grp
-
     group = grp.getgrgid(os.getgid()).gr_name
     with socketfile.bind(root / "x.sock", group=group):
         found = (root / "x.sock").stat()
