@@ -8,8 +8,8 @@ from contextlib import aclosing, contextmanager
 
 import click
 
-from loopd.channel.client import Conversation
 from loopd.channel.codec import encode
+from loopd.channel.conversation import Conversation
 from loopd.cli.context import Context
 from loopd.cli.daemon import ask, socket_path
 from loopd.cli.render import console
