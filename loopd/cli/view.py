@@ -55,8 +55,11 @@ class AnswerView:
             self._streamed = False
 
     def _stream(self, text: str, style: str | None = None) -> None:
-        """Print a piece of text at once, wherever it ends."""
-        self._console.print(plain(text), end="", style=style, markup=False, soft_wrap=True)
+        """Print a piece of text at once, wherever it ends; without a style exactly as it is."""
+        if style:
+            self._console.print(plain(text), end="", style=style, soft_wrap=True)
+        else:
+            self._console.file.write(plain(text))
         self._console.file.flush()
         if text:
             self._in_line = not text.endswith("\n")
@@ -122,7 +125,7 @@ class TurnView(AnswerView):
         self._usage.add(frame)
         if frame.loss:
             what = f"lost {frame.loss:,} cached tokens: {frame.cause or 'unknown'}"
-            self._console.print(what, style="yellow", markup=False)
+            self._console.print(what, style="yellow")
 
     def rest(self) -> None:
         """Take the status line away."""
@@ -132,7 +135,7 @@ class TurnView(AnswerView):
 
     def said(self, text: str) -> None:
         """Print what a person said."""
-        self._console.print(f"› {plain(text)}", style="bold", markup=False)
+        self._console.print(f"› {plain(text)}", style="bold")
 
     def _record(self, record: dict[str, Any]) -> None:
         if self.others and record["type"] == "user":
@@ -150,4 +153,4 @@ class TurnView(AnswerView):
         self._status.update(Text(text, style="dim"))
 
     def _dim(self, text: str) -> None:
-        self._console.print(text, style="dim", markup=False)
+        self._console.print(text, style="dim")
