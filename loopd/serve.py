@@ -26,7 +26,7 @@ from loopd.model.client import ModelClient
 from loopd.model.slots import SlotPool
 from loopd.model.watch import ModelWatch
 from loopd.session.store import sweep
-from loopd.tools.builtin import BuiltinPort
+from loopd.tools.builtin import Builtin
 from loopd.tools.registry import Registry
 from loopd.turn.engine import Engine
 from loopd.turn.parts import Parts
@@ -55,9 +55,17 @@ def serve_forever(home: Home, load: Load) -> int:
     lock = home.lock()
     try:
         asyncio.run(_serve(home, config, load))
+    except* LoopdError as group:
+        raise _first(group) from None
     finally:
         os.close(lock)
     return 0
+
+
+def _first(group: BaseExceptionGroup[LoopdError]) -> LoopdError:
+    """Return what went wrong first in the daemon's tasks."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def _serve(home: Home, config: Config, load: Load) -> None:
@@ -70,10 +78,10 @@ async def _serve(home: Home, config: Config, load: Load) -> None:
         for name in sweep(home):
             log.warning("swept name=%s", name)
         server = ChannelServer(home, config, Engine(parts), release=__version__)
-        stopped, reload = asyncio.Event(), asyncio.Event()
+        stopping, reload = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopped.set)
+            loop.add_signal_handler(number, stopping.set)
         loop.add_signal_handler(signal.SIGHUP, reload.set)
         async with server, asyncio.TaskGroup() as group:
             watchdog = WatchDog()
@@ -82,11 +90,9 @@ async def _serve(home: Home, config: Config, load: Load) -> None:
                 group.create_task(_greet_model(parts)),
                 group.create_task(_reload(parts, server, reload, load)),
             ]
-            log.info(
-                "ready release=%s home=%s socket=%s model=%s", __version__, home.path, server.path, parts.client.url
-            )
+            log.info("ready release=%s home=%s socket=%s", __version__, home.path, server.path)
             watchdog.ready()
-            await stopped.wait()
+            await stopping.wait()
             log.info("stopping")
             for task in background:
                 task.cancel()
@@ -104,15 +110,15 @@ def _parts(home: Home, config: Config) -> Parts:
     except AuditError as error:
         audit_log, fault = None, error.message
         log.error("read_only reason=%r", fault)  # noqa: TRY400 - the message is the whole fact
-    client = ModelClient.from_config(config.model, config.model_url(home))
+    client = ModelClient.from_config(config.model, config.model_url(home.path))
     pool = SlotPool(None, client)
     return Parts(
         home=home,
         config=config,
         client=client,
         pool=pool,
-        watch=ModelWatch(home, client, pool, config.model),
-        registry=Registry([BuiltinPort(config.tools)], config.tools),
+        watch=ModelWatch(home, client, pool),
+        registry=Registry([Builtin(config.tools.builtin, disk=home.path)], config.tools),
         audit_log=audit_log,
         audit_fault=fault,
     )

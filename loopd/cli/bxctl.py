@@ -42,7 +42,7 @@ def cli(ctx: click.Context, home: str | None, config: str | None) -> None:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print a completion script, e.g. for ~/.bashrc: `eval "$(bxctl completion bash)"`."""
-    from click.shell_completion import get_completion_class  # noqa: PLC0415 - the one use
+    from click.shell_completion import get_completion_class
 
     found = get_completion_class(shell)
     assert found is not None

@@ -49,7 +49,7 @@ def chat(
     if turns:
         done = asyncio.run(_say_all(conversation, turns, _frame_printer() if as_json else AnswerView(console()).show))
         sys.exit(0 if done else 1)
-    from loopd.cli.interactive import Interactive  # noqa: PLC0415 - the terminal's libraries, for people only
+    from loopd.cli.interactive import Interactive
 
     asyncio.run(Interactive(conversation).run())
 

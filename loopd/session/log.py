@@ -18,7 +18,7 @@ Between batches a turn is open or not, and calls may be pending:
 import json
 import re
 from collections import ChainMap
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -88,7 +88,7 @@ class Log:
         self.whole_line = 0
         self.start: SessionStart | None = None
         self.next_call = 1
-        self.keys: MutableMapping[str, int] = {}
+        self.keys: ChainMap[str, int] = ChainMap()
         self.last_usage: Usage | None = None
         self.title = ""
         self._turn: tuple[str, int] | None = None
@@ -140,24 +140,28 @@ class Log:
         if not self.whole:
             raise LogFault("incomplete_step", self._lacks() if self._last else "the log is empty")
 
-    def check_batch(self, records: Sequence[Record]) -> None:
-        """Check that `records` are one batch that may follow; nothing changes.
+    def extended(self, records: Sequence[Record]) -> "Log":
+        """Return what this log would be with `records` as its next batch; it does not change itself.
 
         Raises:
-            LogFault: they are not.
+            LogFault: they are no batch that may follow.
         """
         if not _FORM.fullmatch("".join(map(_letter, records))):
             found = " ".join(record.type for record in records)
             raise LogFault("wrong_order", f"'{found}' is no batch")
-        trial = self._copy()
+        extended = Log(self.epoch)
+        vars(extended).update(vars(self))
+        extended.keys = self.keys.new_child()
         for record in records:
-            trial.add(record)
+            extended.add(record)
+        return extended
 
-    def _copy(self) -> "Log":
-        copy = Log(self.epoch)
-        vars(copy).update(vars(self))
-        copy.keys = ChainMap({}, self.keys)
-        return copy
+    def adopt(self, extended: "Log") -> None:
+        """Become what `extended` of this log returned."""
+        keys = self.keys
+        keys.update(extended.keys.maps[0])
+        vars(self).update(vars(extended))
+        self.keys = keys
 
     def _session_start(self, record: Record) -> None:
         if not isinstance(record, SessionStart):
@@ -177,7 +181,8 @@ class Log:
         if self._turn is not None:
             raise LogFault("wrong_order", f"a user record while the turn of line {self._turn[1]} has no end")
         if record.key in self.keys:
-            raise LogFault("wrong_order", f"the key of this user record is that of line {self.keys[record.key]}")
+            where = f"line {self.keys[record.key]}" if self.keys[record.key] else "an earlier epoch"
+            raise LogFault("wrong_order", f"the key of this user record is that of {where}")
         self.keys[record.key] = self.line
         self._turn = (record.key, self.line)
         self.title = self.title or title_of(record.text)
@@ -259,7 +264,7 @@ def explain(error: ValidationError) -> str:
 
 def title_of(text: str) -> str:
     """Return the first line of `text` that is not blank, at most `TITLE_CHARS` long."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    line = next(iter(text.lstrip()[:1000].splitlines()), "").rstrip()
     return line if len(line) <= TITLE_CHARS else line[: TITLE_CHARS - 1] + "…"
 
 

@@ -4,10 +4,30 @@ import sys
 
 from rich.console import Console
 
-from tests.bench import append, find_latency, find_quality, open_log, start
+from tests.bench import (
+    append,
+    cache,
+    find_latency,
+    find_quality,
+    first_delta,
+    first_request,
+    open_log,
+    own_time,
+    start,
+)
 from tests.bench.harness import BUILD, Benchmark, show, write
 
-BENCHMARKS: tuple[Benchmark, ...] = (append.run, open_log.run, find_latency.run, find_quality.run, start.run)
+BENCHMARKS: tuple[Benchmark, ...] = (
+    cache.run,
+    first_delta.run,
+    append.run,
+    open_log.run,
+    start.run,
+    own_time.run,
+    first_request.run,
+    find_latency.run,
+    find_quality.run,
+)
 
 
 def main(wanted: list[str]) -> None:
