@@ -90,12 +90,12 @@ class TurnView(AnswerView):
         match frame:
             case Accepted():
                 self._usage, self._reasoned = UsageLine(), False
-                self._wait("waiting for the model")
+                self.wait("waiting for the model")
             case Queued():
                 place = f"place {frame.place} in the queue" if frame.place else "waiting for the model server"
-                self._wait(f"{place} {plain(frame.reason)}")
+                self.wait(f"{place} {plain(frame.reason)}")
             case Prefill():
-                self._wait(f"reading {frame.processed:,} of {frame.total:,} tokens, {frame.cached:,} cached")
+                self.wait(f"reading {frame.processed:,} of {frame.total:,} tokens, {frame.cached:,} cached")
             case _:
                 self.rest()
                 self._show_step(frame)
@@ -108,7 +108,7 @@ class TurnView(AnswerView):
             case ToolStarted():
                 self._finish_line()
                 self._dim(f"→ {short(frame.name)} {short(frame.arguments)}")
-                self._wait(f"running {short(frame.name)}")
+                self.wait(f"running {short(frame.name)}")
             case ToolResultFrame():
                 self._dim(f"← {'' if frame.ok else 'failed: '}{short(frame.content)}")
             case UsageFrame():
@@ -145,7 +145,8 @@ class TurnView(AnswerView):
             for call in record["tool_calls"]:
                 self._dim(f"→ {short(call['name'])} {short(call['arguments'])}")
 
-    def _wait(self, text: str) -> None:
+    def wait(self, text: str) -> None:
+        """Show a status line until the next thing that is printed."""
         self._finish_line()
         if self._status is None:
             self._status = self._console.status("", spinner="dots", spinner_style="dim")
