@@ -76,15 +76,24 @@ class ChannelServer:
         self._sessions.limits = config.loop
 
     async def _end(self) -> None:
-        patience_s = self._config.loop.stop_timeout_s / 2
+        """Let clients go, cancel turns, end whatever a client's last frame still waits for, and close the logs.
+
+        The shares of `stop_timeout_s` add up to less than nine tenths of it.
+        """
+        whole_s = self._config.loop.stop_timeout_s
         for connection in list(self._connections):
             connection.close()
-        await self._sessions.cancel_turns(patience_s=patience_s)
-        ending = dict(self._connections)
-        for connection in ending:
+        await self._sessions.cancel_turns(patience_s=0.4 * whole_s)
+        clients = dict(self._connections)
+        for connection in clients:
             connection.abort()
-        if ending:
-            await asyncio.wait(ending.values(), timeout=patience_s / 2)
+        if clients:
+            _, waiting = await asyncio.wait(clients.values(), timeout=0.1 * whole_s)
+            for task in waiting:
+                task.cancel()
+            if waiting:
+                await asyncio.wait(waiting, timeout=0.1 * whole_s)
+        await self._sessions.cancel_turns(patience_s=0.1 * whole_s)  # what began meanwhile
         await self._sessions.close()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
