@@ -165,6 +165,7 @@ def _parameters(table: ModelTable, gguf: Path, address: Address, states: Path) -
     parameters.cache_ram_mib = 0
     parameters.fit_params = False
     parameters.ui = False
+    parameters.cors_origins = ""  # no web page that a person has open may use a server on TCP
     return parameters
 
 
