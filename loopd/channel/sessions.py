@@ -163,7 +163,10 @@ class Sessions:
         del self._open[live.id]
         if timer := self._idle.pop(live.id, None):
             timer.cancel()
-        await asyncio.to_thread(live.session.close)
+        try:
+            await asyncio.to_thread(live.session.close)
+        except OSError:  # whatever the disk says now, all that was acknowledged was synced
+            logger.exception("close_failed session=%s", live.id)
 
     def _lock(self, session_id: str) -> asyncio.Lock:
         lock = self._locks.get(session_id)
@@ -171,11 +174,8 @@ class Sessions:
             lock = self._locks[session_id] = asyncio.Lock()
         return lock
 
-    async def stop(self, *, patience_s: float) -> None:
-        """Cancel every turn, then close every log. A turn that does not end in time is cancelled once more."""
-        for timer in self._idle.values():
-            timer.cancel()
-        self._idle.clear()
+    async def cancel_turns(self, *, patience_s: float) -> None:
+        """Cancel every turn and wait for their ends. One that does not end in time is cancelled once more."""
         turns = {live.task for live in self._open.values() if live.cancel() and live.task}
         if turns:
             _, late = await asyncio.wait(turns, timeout=patience_s)
@@ -183,6 +183,9 @@ class Sessions:
                 task.cancel()
             if late:
                 await asyncio.wait(late, timeout=patience_s / 4)
+
+    async def close(self) -> None:
+        """Close every log; no client and no turn may be left."""
         for live in list(self._open.values()):
             await self._close(live)
 

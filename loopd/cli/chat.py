@@ -8,8 +8,8 @@ from contextlib import aclosing, contextmanager
 
 import click
 
-from loopd.channel.client import Conversation
 from loopd.channel.codec import encode
+from loopd.channel.conversation import Conversation
 from loopd.cli.context import Context
 from loopd.cli.daemon import ask, socket_path
 from loopd.cli.render import console
@@ -49,13 +49,13 @@ def chat(
     if turns:
         done = asyncio.run(_say_all(conversation, turns, _frame_printer() if as_json else AnswerView(console()).show))
         sys.exit(0 if done else 1)
-    from loopd.cli.interactive import Interactive  # noqa: PLC0415 - the terminal's libraries, for people only
+    from loopd.cli.interactive import Interactive
 
     asyncio.run(Interactive(conversation).run())
 
 
 @contextmanager
-def interrupts(conversation: Conversation) -> Iterator[None]:
+def interrupts(conversation: Conversation, on_first: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Make the first Ctrl-C cancel the turn; the second leaves at once, and the turn goes on without us."""
     loop = asyncio.get_running_loop()
     pressed = False
@@ -65,6 +65,7 @@ def interrupts(conversation: Conversation) -> Iterator[None]:
         if pressed:
             raise KeyboardInterrupt
         pressed = True
+        on_first()
         conversation.cancel()
 
     loop.add_signal_handler(signal.SIGINT, press)

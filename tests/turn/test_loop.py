@@ -1,5 +1,6 @@
 import asyncio
 import json
+import os
 from itertools import pairwise
 from typing import Any
 
@@ -8,7 +9,6 @@ import pytest
 from loopd.errors import ReplayViolation, SessionIoError
 from loopd.proto.frames import Delta, Prefill, RecordFrame
 from loopd.proto.records import Assistant, ToolResult, TurnEnd
-from loopd.session import store
 from loopd.session.store import Session
 from loopd.tools.port import Outcome, Tool
 from tests.tools.fake import FakePort, tool
@@ -249,14 +249,14 @@ async def test_a_disk_that_refuses_the_batch_is_a_typed_end_and_the_session_goes
     bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     b = await bench()
-    real = store.os.write
+    real = os.write
 
     def full(descriptor: int, data: bytes) -> int:
         if b'"type":"user"' in data:
             raise OSError(28, "No space left on device")
         return real(descriptor, data)
 
-    monkeypatch.setattr(store.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     end = await b.say("Hello.")
     assert (end.reason, end.code, end.recorded, end.text) == ("interrupted", "session_io", False, "Hello.")
     monkeypatch.undo()
@@ -284,16 +284,12 @@ async def test_a_turn_that_a_crash_left_open_is_ended_and_nothing_runs_again(ben
 async def test_a_template_that_refuses_a_user_message_after_a_result_gets_a_closing_record(bench: MakeBench) -> None:
     b = await bench({"tool_calls": [call("a")]}, {"error": {"status": 500}})
     check = await b.parts.watch.current()
-    forms = type(check.forms)(**{**_fields(check.forms), "user_after_tool": False})
-    b.parts.watch._check = type(check)(**{**_fields(check), "forms": forms})
+    forms = check.forms.model_copy(update={"user_after_tool": False})
+    b.parts.watch._check = check.model_copy(update={"forms": forms})
     assert (await b.say()).reason == "model_error"
     closing = list(b.session.records())[-2][1]
     assert isinstance(closing, Assistant)
     assert (closing.origin, b.kinds()[-2:]) == ("loopd", ["assistant", "turn_end"])
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 async def test_the_same_inputs_give_the_same_records_but_for_times(bench: MakeBench) -> None:
