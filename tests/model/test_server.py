@@ -8,12 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from loopd.clock import monotonic_s
 from loopd.config import ModelTable
-from loopd.errors import ModelSetupError, UsageError
-from loopd.model.client import ModelClient
+from loopd.errors import ModelProtocolError, ModelSetupError, UsageError
+from loopd.model.client import Event, ModelClient, Progress
 from loopd.model.server import Address, bound, serve, template_text
 from tests.model.requests import ignore, request, user
-from tests.servers import start_model_server, start_scripted_server
+from tests.servers import model_file, start_model_server, start_scripted_server
 
 
 async def test_only_its_owner_may_connect_and_the_socket_is_gone_at_the_end(tiny_model: Path, tmp_path: Path) -> None:
@@ -131,3 +132,21 @@ def test_a_file_that_is_no_model_is_refused_without_a_traceback(tmp_path: Path) 
     with pytest.raises(AssertionError, match=words) as caught, start_model_server(tmp_path / "m.sock", gguf=gguf):
         pass
     assert "Traceback" not in str(caught.value)
+
+
+async def test_it_ends_when_told_in_the_middle_of_a_prefill(tmp_path: Path) -> None:
+    began = asyncio.Event()
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Progress):
+            began.set()
+
+    with start_model_server(tmp_path / "m.sock", gguf=model_file(), batch_tokens=64) as url:
+        client = ModelClient(url)
+        task = asyncio.create_task(client.complete(request(user("word " * 6000)), on_event))
+        await began.wait()
+        told_at = monotonic_s()
+    assert monotonic_s() - told_at < 5, "a prefill of 6,000 tokens takes many times that"
+    with pytest.raises(ModelProtocolError):
+        await task
+    await client.close()
