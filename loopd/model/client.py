@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 _POLL_S = 0.05
-_ANSWER_TIMEOUT_S = 60.0
+_ANSWER_TIMEOUT_S = 120.0
 """For the small requests. llama.cpp answers `/slots` and `/tokenize` between two batches of a prefill."""
 
 
