@@ -32,3 +32,7 @@ device-up: setup-device
 device-down:
 	@PYTHONPATH=device-checks python3 -m virtual down $(NAME)
 
+deploy: setup-device
+	@test -n "$(DEVICE)" || { echo "error: no device given"; echo "hint: make deploy DEVICE=<host that ssh knows, or virtual>"; exit 1; } >&2
+	@$(ANSIBLE) $(ANSIBLE_FLAGS) site.yml
+
