@@ -1,6 +1,72 @@
+# loopd: every command that a person or a script needs. `make help` lists them.
+BIN := .venv/bin
+MODEL := build/models/SmolLM2-135M-Instruct.Q4_1.gguf
+SYSTEM_PACKAGES := python3 python3-venv libgomp1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup chat stop restart gate bench lock clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+# --- set up ----------------------------------------------------------------------------------------------------
+
+setup: .venv/.installed $(MODEL)  ## .venv with the package, its extras and the model
+
+.venv/.installed: requirements.txt pyproject.toml
+	@python3 -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  && /sbin/ldconfig -p | grep -q 'libgomp\.so\.1' \
+	  || { as=''; [ "$$(id -u)" = 0 ] || as=sudo; \
+	       command -v apt-get >/dev/null && { [ -z "$$as" ] || command -v sudo >/dev/null; } \
+	       || { echo 'error: Python 3.11 with venv and libgomp are needed: install $(SYSTEM_PACKAGES)' >&2; exit 2; }; \
+	       echo 'installing $(SYSTEM_PACKAGES)'; \
+	       $$as apt-get update -q && $$as apt-get install -qy --no-install-recommends $(SYSTEM_PACKAGES); }
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "error: Python 3.11 or newer is needed, found $$(python3 --version)" >&2; exit 2; }
+	python3 -m venv --clear .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(MODEL): | .venv/.installed
+	$(BIN)/loopd model fetch --to $(dir $(MODEL))
+
+lock: .venv/.installed  ## write requirements.txt anew from pyproject.toml (needs the network)
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --all-extras --no-annotate \
+	  --no-header --upgrade pyproject.toml -o requirements.txt
+
+# --- use -------------------------------------------------------------------------------------------------------
+
+chat: setup  ## from a fresh machine to a chat: everything set up, model server and daemon started, then bxctl chat
+	@$(BIN)/python -m loopd.cli.local start --gguf $(abspath $(MODEL))
+	@$(BIN)/bxctl chat $(if $(SESSION),--session $(SESSION),--continue)
+
+restart: setup  ## restart the daemon that `make chat` started (the model server goes on)
+	@$(BIN)/python -m loopd.cli.local restart
+
+stop:  ## stop what `make chat` started
+	@$(BIN)/python -m loopd.cli.local stop
+
+# --- prove -----------------------------------------------------------------------------------------------------
+
+gate: setup  ## format, lint, types, import rules, tests; last line `gate: ok`
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest
+	@echo 'gate: ok'
+
+bench: setup  ## the benchmarks: a table here, and build/bench.json
+	$(BIN)/python -m tests.bench
+
+clean:  ## remove .venv and build
+	rm -rf .venv build
+
 # --- the appliance: a virtual device, rollout, checks on a device ------------------------------------------------
-# DEVICE is a host that ssh knows, or the name of a virtual device (`virtual`). Nothing here needs the core targets
-# but `setup`, which makes .venv and fetches the model file.
+# DEVICE is a host that ssh knows, or the name of a virtual device (`virtual`). A fleet:
+# DEVICE=<group or all> INVENTORY=<file>, see ansible/inventory.example.yml.
 
 .PHONY: setup-device device-up device-down deploy rollback uninstall verify-device lint-ansible
 
@@ -12,13 +78,8 @@ ANSIBLE := cd ansible && $(if $(SSH_CONFIG),ANSIBLE_SSH_ARGS="-F $(abspath $(SSH
 	../.venv/bin/ansible-playbook -i $(or $(INVENTORY),$(DEVICE)$(comma)) $(if $(INVENTORY),--limit $(DEVICE))
 comma := ,
 
-build/.device-python: pyproject.toml
-	@test -x $(DEVICE_PYTHON) || python3 -m venv .venv
-	$(DEVICE_PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[device]'
-	@mkdir -p build && touch $@
-
 # Debian packages are installed here, and only those that are missing.
-setup-device: build/.device-python
+setup-device: setup  ## the Debian packages that a virtual device and a rollout need
 	@missing=$$(for deb in $(DEVICE_DEBS); do dpkg-query -W -f '$${Status}' $$deb 2>/dev/null | grep -q 'ok installed' || echo $$deb; done); \
 	if [ -n "$$missing" ]; then \
 	  [ "$$(id -u)" = 0 ] || { echo "error: Debian packages are missing: $$(echo $$missing)"; echo "hint: sudo make setup-device"; exit 1; } >&2; \
@@ -26,13 +87,13 @@ setup-device: build/.device-python
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing >/dev/null; \
 	fi
 
-device-up: setup-device
+device-up: setup-device  ## boot a virtual device (NAME=virtual)
 	@PYTHONPATH=device-checks $(DEVICE_PYTHON) -m virtual up $(NAME)
 
-device-down:
+device-down:  ## end it and remove it
 	@PYTHONPATH=device-checks python3 -m virtual down $(NAME)
 
-deploy: setup-device
+deploy: setup-device  ## roll loopd out to DEVICE
 	@test -n "$(DEVICE)" || { echo "error: no device given"; echo "hint: make deploy DEVICE=<host that ssh knows, or virtual>"; exit 1; } >&2
 	@$(ANSIBLE) $(ANSIBLE_FLAGS) site.yml
 

@@ -26,8 +26,6 @@ _PIP = "25.3"
 _OLDEST_GLIBC_MINOR = 17
 # What may come from this machine's own settings: where packages are and how to reach them, never which ones.
 _PIP_SETTINGS = ("index-url", "cert", "proxy", "client-cert", "trusted-host")
-# Pure Python that is published as source alone: built here, from the locked source.
-_SOURCE_ONLY = ("sdnotify",)
 _SHOWN = re.compile(r"\s*(Downloading|Using cached|File was already downloaded) (\S+)(.*)")
 
 
@@ -96,13 +94,8 @@ def _lock(path: Path, python: str, arch: str, glibc: str) -> Path:
     part = path.with_suffix(".part")
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-config", "--no-header", "--no-annotate"]
     command += ["--extra=model", f"--python-version={python}", "--only-binary=:all:", "--generate-hashes"]
-    command += [f"--no-binary={name}" for name in _SOURCE_ONLY]
-    command += [f"--python-platform={arch}-manylinux_{glibc.replace('.', '_')}", f"--output-file={part}"]
-    if (ROOT / "uv.lock").exists():
-        pins = path.with_name("pins.txt")
-        _run([sys.executable, "-m", "uv", "export", "--quiet", "--frozen", "--no-hashes", "--no-emit-project",
-              "--all-extras", f"--output-file={pins}"])  # fmt: skip
-        command += [f"--constraints={pins}"]
+    command += [f"--python-platform={arch}-manylinux_{glibc.replace('.', '_')}", "--constraints=requirements.txt"]
+    command += [f"--output-file={part}"]
     _run([*command, "pyproject.toml"])
     part.rename(path)
     return path
@@ -113,33 +106,16 @@ def _fetch(wheels: Path, lock: Path, python: str, arch: str, glibc: str) -> None
     _say(f"fetching {lock.read_text().count('==')} wheels for {arch}, Python {python}, glibc {glibc}")
     platforms = [f"--platform=manylinux_2_{minor}_{arch}" for minor in _glibc_minors(glibc)]
     target = [*platforms, f"--platform=manylinux2014_{arch}", f"--python-version={python}", "--implementation=cp"]
-    binary = ["--only-binary=:all:", *(f"--no-binary={name}" for name in _SOURCE_ONLY)]
-    _pip("download", "--no-deps", "--require-hashes", *binary, *target, "-d", str(wheels), "-r", str(lock))
-    _build_sources(wheels)
+    _pip("download", "--no-deps", "--require-hashes", "--only-binary=:all:", *target, "-d", str(wheels), "-r", str(lock))
 
 
 def _complete(wheels: Path, lock: Path) -> bool:
     """Tell whether every wheel of the lock is there and is one that the lock allows."""
     text = lock.read_text()
     try:
-        fetched = [path for path in _wanted(wheels, lock) if path.name.split("-")[0] not in _SOURCE_ONLY]
+        return all(hashlib.sha256(path.read_bytes()).hexdigest() in text for path in _wanted(wheels, lock))
     except BundleError:
         return False
-    return all(hashlib.sha256(path.read_bytes()).hexdigest() in text for path in fetched)
-
-
-def _build_sources(wheels: Path) -> None:
-    """Turn each source archive into a wheel that runs anywhere.
-
-    Raises:
-        BundleError: it is not pure Python.
-    """
-    for source in wheels.glob("*.tar.gz"):
-        stem = source.name.removesuffix(".tar.gz")
-        if not list(wheels.glob(f"{stem}-*.whl")):
-            _pip("wheel", "--no-deps", "-w", str(wheels), str(source))
-        if not list(wheels.glob(f"{stem}-*-none-any.whl")):
-            raise BundleError(f"{source.name} is not pure Python and has no wheel for the target")
 
 
 def _own_wheel(cache: Path) -> Path:
@@ -182,8 +158,7 @@ def _pack(tar: Path, files: dict[str, Path]) -> str:
 
 def _dependencies() -> str:
     """Return the text that decides which packages there are."""
-    lock = ROOT / "uv.lock"
-    return (ROOT / "pyproject.toml").read_text() + (lock.read_text() if lock.exists() else "")
+    return "".join((ROOT / name).read_text() for name in ("pyproject.toml", "requirements.txt"))
 
 
 def _glibc_minors(glibc: str) -> range:

@@ -56,6 +56,11 @@ class ModelTable(_Table):
     batch_tokens: int = Field(default=256, ge=16, le=16_384)
     threads: int = Field(default=0, ge=0, le=1024, description="0 leaves one core free")
 
+    def sampling(self) -> dict[str, float | int]:
+        """Return the sampling values that are set, by their names in the API; the server's own stand for the others."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty", "seed")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
 
 class LoopTable(_Table):
     """`[loop]`: the system prompt of new sessions, and the limits of turns and sessions."""

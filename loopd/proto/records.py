@@ -54,11 +54,16 @@ class _Strict(BaseModel):
 
 
 class Parent(_Strict):
-    """Where a fork or a later epoch comes from: `line` is the last line that is shared."""
+    """Where a fork or a later epoch comes from: `line` is the last line that is shared.
+
+    `baseline` is set where a fork has another baseline than its parent: the request hashes in the copied lines are
+    of the parent's.
+    """
 
     id: str
     epoch: int = Field(ge=0)
     line: int = Field(ge=1)
+    baseline: Sha256 | None = None
 
 
 class Cause(_Strict):
@@ -104,7 +109,7 @@ class Usage(_Strict):
 
 
 class SessionStart(_Strict):
-    """Line 1. The last three fields are set in a later epoch only."""
+    """Line 1. The last three fields are set in a later epoch, and the first two of them in a fork of one."""
 
     type: Literal["session_start"] = "session_start"
     at: At

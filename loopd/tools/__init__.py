@@ -1,1 +1,12 @@
-"""Tools: the port that providers implement, the registry, the two tools a model sees, the built-in ones (SPEC 6)."""
+"""Tools: what the model may run, behind two definitions that never change (SPEC 6).
+
+- `port`: what a provider of tools is
+- `meta`: the definitions of find_tool and call_tool, constant for ever
+- `catalogue`: all tools of all ports, ranked by words (SQLite FTS5) and looked up by name
+- `schema`: JSON Schema made short, made an example, and used to validate
+- `find`: the answer of find_tool, within a token budget
+- `call`: what a model's call means, however it was written (pure)
+- `text`: a tool's output as clean text of bounded size
+- `registry`: joins the ports and runs a call to a result
+- `builtin`: clock and device
+"""

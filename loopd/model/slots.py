@@ -1,0 +1,185 @@
+"""Who uses which slot of the model server, in what order, and what is in it (SPEC 4.1, 4.4).
+
+All sessions share one baseline, the very shape that llama.cpp's own choice of a slot handles worst, so loopd owns
+the slots: a session stays in the slot that holds its cache, and before each request the slot is looked at. What is
+found there is the evidence when tokens turn out to be lost.
+
+Saved states of slots belong between `hold` giving a slot to another session and the caller's request.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from loopd.errors import ModelError
+from loopd.model.client import ModelClient, SlotView
+
+_LOOK_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCondition:
+    """What a slot is to a session just before its request.
+
+    Attributes:
+        kind: `ours` as the session left it; `cold` empty, or the server started anew; `foreign` somebody else was
+            in it; `unknown` the server does not show.
+        by: the session that was in it, '' where it was none of loopd's.
+        evidence: what shows it, in words.
+    """
+
+    kind: Literal["ours", "cold", "foreign", "unknown"]
+    by: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """How a slot was left by the last of loopd's sessions that used it; `turn` orders the uses."""
+
+    session_id: str
+    task: int
+    tokens: int
+    turn: int
+
+
+class _Waiter:
+    def __init__(self, session_id: str, prefer: int | None, on_place: Callable[[int], None]) -> None:
+        self.session_id = session_id
+        self.prefer = prefer
+        self.on_place = on_place
+        self.place = 0
+        self.granted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+
+class SlotPool:
+    """The slots of one model server, one request at a time to each, first come, first served.
+
+    A server that shows no slots (`total` None) is not queued for: it decides by itself.
+    """
+
+    def __init__(self, total: int | None, client: ModelClient) -> None:
+        self.total = total
+        self._client = client
+        self._free = set(range(total or 0))
+        self._left: dict[int, _Left] = {}
+        self._queue: list[_Waiter] = []
+        self._turn = 0
+
+    @contextlib.asynccontextmanager
+    async def hold(
+        self, session_id: str, *, prefer: int | None = None, on_place: Callable[[int], None] = lambda _place: None
+    ) -> AsyncIterator[int | None]:
+        """Have a slot for one request; give it back at the end of the block.
+
+        Args:
+            session_id: the session that asks; it gets the slot it used last unless another session was in it since.
+            prefer: the slot that its log names, for the first request after loopd started.
+            on_place: is called with the place in the queue (1 is next) whenever it changes; never if none waits.
+        """
+        if self.total is None:
+            yield None
+            return
+        slot = await self._acquire(_Waiter(session_id, prefer, on_place))
+        try:
+            yield slot
+        finally:
+            try:
+                await self._note(slot, session_id)
+            finally:
+                self._free.add(slot)
+                self._dispatch()
+
+    async def look(self, slot: int | None, session_id: str, expected: int) -> SlotCondition:
+        """Look at the slot just before a request of the session that holds it.
+
+        Args:
+            slot: as `hold` gave it.
+            session_id: the session.
+            expected: tokens that its last request left behind (SPEC 4.3).
+
+        Raises:
+            ModelError: the server does not answer.
+        """
+        view = await self._view(slot)
+        if view is None:
+            return SlotCondition("unknown", "", "the server does not show its slots")
+        return self._judge(view, self._left.get(view.id), session_id, expected)
+
+    @staticmethod
+    def _judge(view: SlotView, left: _Left | None, session_id: str, expected: int) -> SlotCondition:
+        if view.task is None:
+            return SlotCondition("cold", "", f"slot {view.id} was not used since the model server started")
+        # Where loopd itself has started since, only the length can tell.
+        if left is not None and view.task < left.task:
+            evidence = f"slot {view.id} is at task {view.task}, was at {left.task}: the model server started anew"
+            return SlotCondition("cold", "", evidence)
+        if left is not None and view.task > left.task:
+            evidence = f"another client's task {view.task} ran in slot {view.id}, which now holds {view.tokens} tokens"
+            return SlotCondition("foreign", "", evidence)
+        if left is not None and left.session_id != session_id:
+            return SlotCondition("foreign", left.session_id, f"session {left.session_id} used slot {view.id} last")
+        evidence = f"slot {view.id} holds {view.tokens} tokens, {expected} were left in it"
+        if view.tokens >= expected:  # more after a cancel
+            return SlotCondition("ours", "", evidence)
+        return SlotCondition("foreign" if view.tokens else "cold", "", evidence)
+
+    async def _view(self, slot: int | None) -> SlotView | None:
+        return next((view for view in await self._client.slots() if view.id == slot), None)
+
+    async def _note(self, slot: int, session_id: str) -> None:
+        """Remember how the request left the slot; if the slot did not move, nothing was sent."""
+        try:
+            async with asyncio.timeout(_LOOK_TIMEOUT_S):
+                view = await self._view(slot)
+        except (ModelError, TimeoutError):
+            return  # the next look will find it cold or changed, and say so
+        before = self._left.get(slot)
+        if view is None or view.task is None or (before is not None and before.task == view.task):
+            return
+        self._turn += 1
+        self._left[slot] = _Left(session_id, view.task, view.tokens, self._turn)
+
+    # --- the queue --------------------------------------------------------------------------------------------
+
+    async def _acquire(self, waiter: _Waiter) -> int:
+        self._queue.append(waiter)
+        self._dispatch()
+        try:
+            return await waiter.granted
+        except asyncio.CancelledError:
+            if waiter.granted.done() and not waiter.granted.cancelled():
+                self._free.add(waiter.granted.result())
+            else:
+                self._queue.remove(waiter)
+            self._dispatch()
+            raise
+
+    def _dispatch(self) -> None:
+        """Give the free slots to those who have waited longest, and tell the others their new place."""
+        for waiter in list(self._queue):
+            slot = self._slot_for(waiter)
+            if slot is not None:
+                self._free.remove(slot)
+                self._queue.remove(waiter)
+                waiter.granted.set_result(slot)
+        for place, waiter in enumerate(self._queue, start=1):
+            if waiter.place != place:
+                waiter.place = place
+                waiter.on_place(place)
+
+    def _slot_for(self, waiter: _Waiter) -> int | None:
+        """Return the free slot that the waiter should have now: its own and no other, else the longest unused."""
+        own = next((slot for slot, left in self._left.items() if left.session_id == waiter.session_id), None)
+        if own is None and waiter.prefer in self._unclaimed():
+            own = waiter.prefer
+        if own is not None:
+            return own if own in self._free else None
+        return min(
+            self._free, key=lambda slot: (self._left[slot].turn if slot in self._left else 0, slot), default=None
+        )
+
+    def _unclaimed(self) -> set[int]:
+        return set(range(self.total or 0)) - self._left.keys()

@@ -1,0 +1,153 @@
+"""The daemon: the only place where the parts are put together (SPEC 8, 9).
+
+Start: home, its lock, the audit log, the socket; then READY. The model server is not waited for: a session can be
+read without it, and whoever says something is told what is waited for. Stop (SIGTERM, SIGINT): turns are cancelled,
+clients told, logs closed, within `stop_timeout_s`. SIGHUP reads the configuration again; what needs a restart to
+change is said in the log.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+from systemd_watchdog.systemd_watchdog import WatchDog
+
+from loopd import __version__
+from loopd.audit import AuditLog
+from loopd.channel.server import ChannelServer
+from loopd.config import Config
+from loopd.errors import AuditError, ConfigError, LoopdError
+from loopd.home import Home
+from loopd.model.client import ModelClient
+from loopd.model.slots import SlotPool
+from loopd.model.watch import ModelWatch
+from loopd.session.store import sweep
+from loopd.tools.builtin import BuiltinPort
+from loopd.tools.registry import Registry
+from loopd.turn.engine import Engine
+from loopd.turn.parts import Parts
+
+log = logging.getLogger("loopd.serve")
+
+Load = Callable[[], Config]
+
+
+def serve_forever(home: Home, load: Load) -> int:
+    """Run the daemon until it is told to stop; return its exit status.
+
+    Args:
+        home: the home directory; made if it is missing.
+        load: reads the configuration; called again at SIGHUP.
+
+    Raises:
+        LoopdError: the daemon could not be started. Configuration errors have exit status 2, so that a service
+            manager can tell them from a crash.
+    """
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    os.umask(0o077)
+    config = load()
+    home.make()
+    lock = home.lock()
+    try:
+        asyncio.run(_serve(home, config, load))
+    finally:
+        os.close(lock)
+    return 0
+
+
+async def _serve(home: Home, config: Config, load: Load) -> None:
+    async with AsyncExitStack() as stack:
+        parts = _parts(home, config)
+        stack.push_async_callback(parts.client.close)
+        stack.push_async_callback(parts.registry.close)
+        if parts.audit_log:
+            stack.callback(parts.audit_log.close)
+        for name in sweep(home):
+            log.warning("swept name=%s", name)
+        server = ChannelServer(home, config, Engine(parts), release=__version__)
+        stopped, reload = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(signal.SIGHUP, reload.set)
+        async with server, asyncio.TaskGroup() as group:
+            watchdog = WatchDog()
+            background = [
+                group.create_task(_feed(watchdog)),
+                group.create_task(_greet_model(parts)),
+                group.create_task(_reload(parts, server, reload, load)),
+            ]
+            log.info(
+                "ready release=%s home=%s socket=%s model=%s", __version__, home.path, server.path, parts.client.url
+            )
+            watchdog.ready()
+            await stopped.wait()
+            log.info("stopping")
+            for task in background:
+                task.cancel()
+        if parts.audit_log:
+            parts.audit_log.append("stop", release=__version__)
+    log.info("stopped")
+
+
+def _parts(home: Home, config: Config) -> Parts:
+    """Make one of each part. A daemon that cannot write its start record serves read-only and says so (SPEC 7)."""
+    audit_log, fault = None, ""
+    try:
+        audit_log = AuditLog.open(home.audit)
+        audit_log.append("start", release=__version__, pid=os.getpid(), config=config.sha256())
+    except AuditError as error:
+        audit_log, fault = None, error.message
+        log.error("read_only reason=%r", fault)  # noqa: TRY400 - the message is the whole fact
+    client = ModelClient.from_config(config.model, config.model_url(home))
+    pool = SlotPool(None, client)
+    return Parts(
+        home=home,
+        config=config,
+        client=client,
+        pool=pool,
+        watch=ModelWatch(home, client, pool, config.model),
+        registry=Registry([BuiltinPort(config.tools)], config.tools),
+        audit_log=audit_log,
+        audit_fault=fault,
+    )
+
+
+async def _feed(watchdog: WatchDog) -> None:
+    """Tell systemd that the event loop turns: nothing that waits for the model runs in it."""
+    if not watchdog.is_enabled:
+        return
+    while True:
+        watchdog.notify()
+        await asyncio.sleep(watchdog.timeout / 4_000_000)
+
+
+async def _greet_model(parts: Parts) -> None:
+    """Ask the model server once at start, so that the first person need not wait for the check."""
+    try:
+        check = await parts.watch.current()
+    except LoopdError as error:
+        log.warning("model_unavailable reason=%r", error.message)
+    else:
+        log.info("model alias=%s template=%s", check.model.alias, check.template.name)
+
+
+async def _reload(parts: Parts, server: ChannelServer, reload: asyncio.Event, load: Load) -> None:
+    """Take a changed configuration into use; one that is wrong changes nothing."""
+    while True:
+        await reload.wait()
+        reload.clear()
+        try:
+            config = load()
+        except ConfigError as error:
+            log.error("config_refused reason=%r", error.message)  # noqa: TRY400 - the message is the whole fact
+            continue
+        parts.config = config
+        server.reconfigure(config)
+        await parts.audit("config", config=config.sha256())
+        log.info("config_reloaded sha256=%s", config.sha256())

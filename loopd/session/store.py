@@ -1,0 +1,373 @@
+"""The session store: one open session, one writer, nothing acknowledged that is not on disk (SPEC 2.2).
+
+A batch of records is encoded, written by ONE call and synced, and only then does it exist in memory. What a failed
+append leaves behind is cut off again; where the end of the file is not certain any more, the session is read-only
+until it is reopened and re-read. Memory holds the encoded messages, an offset for each record, and small facts.
+
+Everything here blocks: an event loop calls it in a thread. Different sessions share no lock.
+"""
+
+import os
+import shutil
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from secrets import token_hex
+from types import MappingProxyType
+
+from loopd.clock import now
+from loopd.config import LoopTable
+from loopd.errors import EncodeError, SessionExists, SessionIoError, SessionReadOnly
+from loopd.home import Home
+from loopd.proto.ids import check_session_id
+from loopd.proto.records import FORMAT_VERSION, Record, SessionStart, Usage, decode_record, encode_record
+from loopd.session import files
+from loopd.session.baseline import Baseline
+from loopd.session.log import Log, LogFault, OpenTurn
+from loopd.session.replay import Replay, Request
+
+
+def dir_for(home: Home, session_id: str) -> Path:
+    """Return the directory of a session, which need not exist.
+
+    Raises:
+        UsageError: no session id.
+    """
+    return home.sessions / check_session_id(session_id)
+
+
+class Session:
+    """An open session. Made by `create` or `open`; one thread at a time may append."""
+
+    def __init__(self, session_id: str, directory: Path, lock: int, limits: LoopTable) -> None:
+        """Load the newest epoch from `directory`, whose lock the descriptor `lock` holds."""
+        self._id = session_id
+        self._lock = lock
+        self._limits = limits
+        self._unwritable = ""
+        epoch = files.epochs(session_id, directory)[-1]
+        self._path = files.log_path(directory, epoch)
+        self._log = Log(epoch)
+        self._offsets = array("Q", [0])
+        with files.io(session_id, self._path, "open"):
+            self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self._settle(directory)
+            self._load(directory)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    @classmethod
+    def create(
+        cls,
+        home: Home,
+        session_id: str,
+        baseline: Baseline,
+        *,
+        owner_uid: int,
+        slot: int | None = None,
+        limits: LoopTable,
+    ) -> "Session":
+        """Make a session and open it. When it returns, the session survives a power cut.
+
+        A crash at any point leaves either no session or a whole one.
+
+        Raises:
+            SessionExists: there is one of this id.
+            SessionIoError: the disk does not take it; nothing is left behind.
+            UsageError: no session id.
+        """
+        start = SessionStart(
+            at=now(), version=FORMAT_VERSION, epoch=0, slot=slot, baseline=baseline.sha256(), owner_uid=owner_uid
+        )
+        directory = dir_for(home, session_id)
+        lock = make(home, session_id, baseline.encoded(), [encode_record(start)])
+        return cls._locked(session_id, directory, lock, limits)
+
+    @classmethod
+    def open(cls, home: Home, session_id: str, *, limits: LoopTable) -> "Session":
+        """Open a session for writing: every line is read and checked.
+
+        What was read is synced first, so that what is in memory is on disk also where the last writer was killed
+        before it could sync.
+
+        Raises:
+            SessionNotFound: there is none.
+            SessionBusy: it is open already.
+            TornLog: the first line that is not what was written; nothing is repaired.
+            BaselineError: the baseline is not the log's.
+            SessionRefused: its directory is no directory, or somebody else's.
+            SessionIoError: the disk or the rights do not allow it.
+            UsageError: no session id.
+        """
+        directory = dir_for(home, session_id)
+        lock = files.open_directory(session_id, directory)
+        try:
+            files.lock_directory(session_id, lock)
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls._locked(session_id, directory, lock, limits)
+
+    @classmethod
+    def _locked(cls, session_id: str, directory: Path, lock: int, limits: LoopTable) -> "Session":
+        try:
+            return cls(session_id, directory, lock, limits)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    @property
+    def id(self) -> str:
+        """The session's id."""
+        return self._id
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is open, the newest."""
+        return self._log.epoch
+
+    @property
+    def baseline(self) -> Baseline:
+        """What every request of this epoch holds."""
+        return self._baseline
+
+    @property
+    def start(self) -> SessionStart:
+        """Line 1."""
+        return self._start
+
+    @property
+    def lines(self) -> int:
+        """How many records there are."""
+        return self._log.line
+
+    @property
+    def size_bytes(self) -> int:
+        """The log's length."""
+        return self._offsets[-1]
+
+    @property
+    def next_call(self) -> int:
+        """The number of the next call to get a result."""
+        return self._log.next_call
+
+    @property
+    def last_usage(self) -> Usage | None:
+        """The last usage with numbers on this line of history."""
+        return self._log.last_usage
+
+    @property
+    def title(self) -> str:
+        """The beginning of the first user text."""
+        return self._log.title
+
+    @property
+    def keys(self) -> Mapping[str, int]:
+        """Idempotency key -> line of its user record; 0 for one of an earlier epoch."""
+        return MappingProxyType(self._log.keys)
+
+    @property
+    def open_turn(self) -> OpenTurn | None:
+        """The turn that has no end yet."""
+        return self._log.open_turn
+
+    @property
+    def read_only(self) -> bool:
+        """Whether an append failed in a way that leaves the file's end uncertain, or the session is closed."""
+        return bool(self._unwritable)
+
+    def append(self, *records: Record) -> None:
+        """Write one batch. When it returns, the batch survives a power cut; if it raises, it does not exist.
+
+        After a failed or short write the file is cut back and synced, and the session goes on.
+
+        Raises:
+            SessionIoError: the disk did not take it.
+            SessionReadOnly: an earlier failure left the file's end uncertain, or the session is closed.
+            EncodeError: the records are no batch that may follow, too large, or not UTF-8. Nothing was written.
+        """
+        if self._unwritable:
+            raise SessionReadOnly(self._id, self._unwritable, hint="the next message reopens the session")
+        lines = self._encode(records)
+        data = b"".join(lines)
+        self._write(data)
+        self._sync()
+        for record, line in zip(records, lines, strict=True):
+            self._take(record, len(line))
+
+    def records(self, start: int = 1, stop: int | None = None) -> Iterator[tuple[int, Record]]:
+        """Read the records of lines `start` up to, not including, `stop` back from disk, each with its line.
+
+        Raises:
+            SessionIoError: the disk could not be read, or the session is closed.
+        """
+        for line in range(start, min(stop or self.lines + 1, self.lines + 1)):
+            begin, end = self._offsets[line - 1], self._offsets[line]
+            with files.io(self._id, self._path, "read"):
+                data = os.pread(self._file, end - begin, begin)
+            yield line, decode_record(data)
+
+    def request(self, text: str | None) -> Request:
+        """Return the request that follows the log: with a new user text, or, in an open turn, without.
+
+        Raises:
+            ReplayViolation: the last recorded request is no prefix of this one; it must not be sent (SPEC 2.3).
+        """
+        return self._replay.request(text)
+
+    def close(self) -> None:
+        """Give the session up; closing twice is no error. Nothing needs to be written."""
+        if self._lock < 0:
+            return
+        self._unwritable = f"the session {self._id} is closed"
+        os.close(self._file)
+        os.close(self._lock)
+        self._file = self._lock = -1
+
+    def _settle(self, directory: Path) -> None:
+        """Remove what a crash left of an epoch that never began, and sync what is going to be read."""
+        kept = {files.baseline_path(directory, epoch) for epoch in files.epochs(self._id, directory)}
+        with files.io(self._id, directory, "clean up"):
+            for orphan in set(directory.glob("*.baseline.json")) - kept:
+                orphan.unlink()
+        with files.io(self._id, self._path, "sync"):
+            os.fdatasync(self._file)
+            files.sync_directory(directory)
+            files.sync_directory(directory.parent)
+
+    def _load(self, directory: Path) -> None:
+        for entry in files.scan(self._id, self._path, self._log):
+            if isinstance(entry.record, SessionStart):
+                self._start = entry.record
+                self._baseline = files.read_baseline(self._id, directory, entry.record)
+                parent = entry.record.parent
+                foreign_lines = parent.line if parent and parent.baseline else 0
+                self._replay = Replay(self._baseline, foreign_lines=foreign_lines)
+            self._replay.add(entry.record)
+            self._offsets.append(entry.offset + entry.length)
+
+    def _take(self, record: Record, length: int) -> None:
+        self._log.add(record)
+        self._replay.add(record)
+        self._offsets.append(self._offsets[-1] + length)
+
+    def _encode(self, records: Iterable[Record]) -> list[bytes]:
+        batch = tuple(records)
+        try:
+            self._log.check_batch(batch)
+            lines = [encode_record(record) for record in batch]
+        except LogFault as fault:
+            raise EncodeError(self._id, f"{self._path}: cannot append: {fault.why}") from None
+        except ValueError as error:
+            raise EncodeError(self._id, f"{self._path}: cannot append: {error}") from error
+        longest = max(map(len, lines))
+        if longest > self._limits.max_record_bytes:
+            raise EncodeError(
+                self._id,
+                f"{self._path}: a record of {longest} bytes is over max_record_bytes = {self._limits.max_record_bytes}",
+                hint="raise max_record_bytes in [loop]",
+            )
+        return lines
+
+    def _write(self, data: bytes) -> None:
+        try:
+            written = os.write(self._file, data)
+        except OSError as error:
+            self._cut_back()
+            raise SessionIoError(self._id, self._path, "write", error) from error
+        if written != len(data):
+            self._cut_back()
+            short = OSError(f"only {written} of {len(data)} bytes were taken")
+            raise SessionIoError(self._id, self._path, "write", short)
+
+    def _cut_back(self) -> None:
+        """Take the file back to what is in memory after a write that failed; read-only where that fails too."""
+        try:
+            os.ftruncate(self._file, self.size_bytes)
+            os.fdatasync(self._file)
+        except OSError as error:
+            self._unwritable = f"cannot undo a failed write of {self._path}: {error.strerror or error}"
+
+    def _sync(self) -> None:
+        """Sync once: after a failure the kernel may have dropped the data and forgotten, so it is never retried."""
+        try:
+            os.fdatasync(self._file)
+        except OSError as error:
+            self._unwritable = f"a sync of {self._path} failed: {error.strerror or error}"
+            try:
+                os.ftruncate(self._file, self.size_bytes)
+            except OSError as second:
+                self._unwritable += f", and it cannot be cut back: {second.strerror or second}"
+            raise SessionIoError(self._id, self._path, "sync", error) from error
+
+
+def make(home: Home, session_id: str, baseline: bytes, log: Iterable[bytes]) -> int:
+    """Make the directory of a session whole, then give it its name; return the descriptor that holds its lock.
+
+    Args:
+        home: where.
+        session_id: not in use.
+        baseline: the file's bytes.
+        log: the log's bytes, in pieces.
+
+    Raises:
+        SessionExists: something of this name is there.
+        SessionIoError: the disk does not take it; nothing is left behind.
+    """
+    target = dir_for(home, session_id)
+    if os.path.lexists(target):
+        raise _exists(session_id, target)
+    draft = home.sessions / f".create-{session_id}-{token_hex(4)}"
+    with files.io(session_id, draft, "make"):
+        draft.mkdir(mode=0o700)
+        lock = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    place = draft
+    try:
+        files.lock_directory(session_id, lock)
+        files.write_new(session_id, files.baseline_path(draft, 0), [baseline])
+        files.write_new(session_id, files.log_path(draft, 0), log)
+        with files.io(session_id, draft, "sync"):
+            os.fsync(lock)
+        place = _publish(session_id, draft, target)
+        with files.io(session_id, home.sessions, "sync"):
+            files.sync_directory(home.sessions)
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        os.close(lock)
+        raise
+    return lock
+
+
+def _publish(session_id: str, draft: Path, target: Path) -> Path:
+    try:
+        draft.rename(target)
+    except OSError as error:
+        if os.path.lexists(target):
+            raise _exists(session_id, target) from error
+        raise SessionIoError(session_id, target, "make", error) from error
+    return target
+
+
+def _exists(session_id: str, path: Path) -> SessionExists:
+    return SessionExists(
+        session_id, f"there is a session {session_id} already ({path})", hint="choose another id, or continue that one"
+    )
+
+
+def sweep(home: Home) -> list[str]:
+    """Remove what a crash left of sessions that were being made or removed; return the names.
+
+    What another process is making at this moment is left alone.
+
+    Raises:
+        SessionIoError: a leftover cannot be removed.
+    """
+    swept = []
+    for leftover in sorted(home.sessions.glob(".*")):
+        if not files.is_locked(leftover):
+            with files.io(leftover.name, leftover, "remove"):
+                shutil.rmtree(leftover)
+            swept.append(leftover.name)
+    return swept

@@ -1,0 +1,107 @@
+"""The registry joins the ports: what the model may call, and running a call to a result (SPEC 6)."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+from loopd.config import ToolsTable
+from loopd.errors import ToolError
+from loopd.tools.call import Call, Find, Prepared, prepare
+from loopd.tools.catalogue import Catalogue
+from loopd.tools.find import answer
+from loopd.tools.meta import DEFINITIONS
+from loopd.tools.port import Outcome, Tool, ToolPort
+from loopd.tools.text import clean
+
+_Listed = tuple[tuple[str, tuple[Tool, ...]], ...]
+
+
+class Registry:
+    """All ports together. What they list may change at any time; the definitions that the model sees never do.
+
+    Args:
+        ports: with names of their own; their order decides between equal hits.
+        table: `[tools]`.
+
+    Attributes:
+        definitions: OpenAI tool definitions, the same in every baseline.
+    """
+
+    definitions: tuple[dict[str, Any], ...] = DEFINITIONS
+
+    def __init__(self, ports: Sequence[ToolPort], table: ToolsTable) -> None:
+        self._ports = {port.name: port for port in ports}
+        self._table = table
+        self._listed: _Listed = ()
+        self._catalogue = Catalogue(())
+
+    def prepare(self, name: str, arguments_text: str) -> Call:
+        """Return what a call of the model means now; see `loopd.tools.call`."""
+        return prepare(name, arguments_text, self._current())
+
+    async def run(self, call: Call, *, timeout_s: float, max_bytes: int) -> Outcome:
+        """Run a call to its result, whatever happens to the tool.
+
+        Args:
+            call: what `prepare` returned.
+            timeout_s: the tool is cancelled after it.
+            max_bytes: of the result's text in UTF-8; at least 256.
+
+        Returns:
+            clean text: head and tail with a count where it was longer. Never raises but on cancellation.
+        """
+        if isinstance(call, Prepared):
+            outcome = await self._run_tool(call, timeout_s)
+        elif isinstance(call, Find):
+            outcome = answer(call.query, self._current(), self._table, self._down())
+        else:
+            outcome = call
+        text = clean(outcome.content, max_bytes)
+        return replace(outcome, content=text.text, cut=outcome.cut + text.cut, lossy=outcome.lossy or text.lossy)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return ports and tools for `bxctl tools`."""
+        return [
+            {
+                "port": port.name,
+                "state": port.state,
+                "tools": [
+                    {"name": tool.name, "description": tool.description, "effect": tool.effect} for tool in port.tools()
+                ],
+            }
+            for port in self._ports.values()
+        ]
+
+    async def close(self) -> None:
+        """Close every port, also where one fails at it."""
+        self._catalogue.close()
+        async with AsyncExitStack() as stack:
+            for port in self._ports.values():
+                stack.push_async_callback(port.close)
+
+    async def _run_tool(self, call: Prepared, timeout_s: float) -> Outcome:
+        port = self._ports[call.port]
+        if port.state == "down":
+            return Outcome(ok=False, content=f"{call.name} is unavailable: {call.port} is down now. Try again later.")
+        try:
+            async with asyncio.timeout(timeout_s) as deadline:
+                return await port.run(call.tool.name, call.arguments)
+        except ToolError as error:
+            return Outcome(ok=False, content=error.message)
+        except Exception as error:  # noqa: BLE001 - a tool's failure is a result, never an exception of the loop
+            if deadline.expired():
+                return Outcome(ok=False, content=f"{call.name} was stopped: not done after {timeout_s:g} s.")
+            return Outcome(ok=False, content=f"{call.name} failed: {type(error).__name__}: {error}")
+
+    def _current(self) -> Catalogue:
+        """Return the catalogue of what the ports list now; built anew only when that has changed."""
+        listed = tuple((port.name, port.tools()) for port in self._ports.values())
+        if listed != self._listed:
+            self._catalogue.close()
+            self._catalogue, self._listed = Catalogue(listed), listed
+        return self._catalogue
+
+    def _down(self) -> set[str]:
+        return {port.name for port in self._ports.values() if port.state == "down"}

@@ -1,0 +1,113 @@
+"""What the channel asks of the parts below it: baselines, whether a turn may begin, turns, facts."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from loopd.config import Config
+from loopd.errors import AuditError, DiskLow, ModelChanged, ModelError
+from loopd.model.check import ModelCheck
+from loopd.proto.frames import TurnEndFrame
+from loopd.proto.records import FORMAT_VERSION
+from loopd.session.baseline import Baseline
+from loopd.session.store import Session
+from loopd.tools.registry import Registry
+from loopd.turn.loop import Turn
+from loopd.turn.parts import Emit, Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Turns over one set of parts."""
+
+    parts: Parts
+
+    async def baseline(self) -> Baseline:
+        """Freeze what a new session's requests never change (SPEC 2.3).
+
+        Raises:
+            AuditError: the daemon is read-only.
+            ModelError: the model server cannot be asked for the forms it takes.
+        """
+        self._writable()
+        return new_baseline(self.parts.config, self.parts.registry, await self.parts.watch.current())
+
+    async def admit(self, session: Session) -> None:
+        """Refuse a turn that could not be kept or would not extend the session; nothing is written.
+
+        Raises:
+            AuditError: the daemon is read-only.
+            DiskLow: less than `min_free_bytes` are free.
+            ModelChanged: the server has another model or template than the baseline.
+            ModelError: the server does not answer.
+        """
+        self._writable()
+        home, least = self.parts.home, self.parts.config.loop.min_free_bytes
+        if (free := home.free_bytes()) < least:
+            raise DiskLow(
+                f"{free:,} bytes are free under {home.path}, and a turn needs {least:,} ([loop] min_free_bytes)",
+                hint="free some disk space and say it again; reading and export still work",
+            )
+        check = await self.parts.watch.current()
+        if difference := session.baseline.difference(check.model, check.template):
+            raise ModelChanged(
+                f"session {session.id} was begun with another model than the server has now: {difference}",
+                hint=f"bxctl fork {session.id} --new-baseline goes on with the new one; bxctl export still reads it",
+            )
+
+    async def run_turn(self, session: Session, text: str, key: str, emit: Emit) -> TurnEndFrame:
+        """Run one turn to its end; cancelling the task cancels the turn, whose end is returned all the same."""
+        return await Turn(self.parts, session, emit).run(text, key)
+
+    async def recover(self, session: Session, emit: Emit) -> None:
+        """End a turn that a crash left without its end (SPEC 2.2/9).
+
+        Raises:
+            SessionError: the records cannot be written.
+        """
+        await Turn(self.parts, session, emit).recover()
+
+    async def audit(self, event: str, **facts: Any) -> None:  # noqa: ANN401 - any JSON value
+        """Write one audit record, durable on return.
+
+        Raises:
+            AuditError: it cannot be written.
+        """
+        await self.parts.audit(event, **facts)
+
+    async def status(self) -> dict[str, Any]:
+        """Return the facts of model, slots and audit log; what is not known stands as a reason."""
+        parts = self.parts
+        model: dict[str, Any] = {"url": parts.client.url}
+        try:
+            check = await parts.watch.current()
+        except ModelError as error:
+            model |= {"state": "unavailable", "reason": error.message}
+        else:
+            model |= {"state": "up", **check.describe()}
+        return {
+            "model": model,
+            "slots": parts.pool.describe(),
+            "audit": {"state": "ok"} if parts.audit_log else {"state": "read-only", "reason": parts.audit_fault},
+        }
+
+    def tools(self) -> list[dict[str, Any]]:
+        """Return the ports with their states and tools."""
+        return self.parts.registry.describe()
+
+    def _writable(self) -> None:
+        if self.parts.audit_log is None:
+            raise AuditError(f"loopd serves read-only: {self.parts.audit_fault}", hint="mend it and restart loopd")
+
+
+def new_baseline(config: Config, registry: Registry, check: ModelCheck) -> Baseline:
+    """Return the baseline of a session made now. Nothing in it may differ tomorrow: no date, no tool list."""
+    return Baseline(
+        version=FORMAT_VERSION,
+        system_prompt=config.loop.system_prompt,
+        tools=registry.definitions,
+        model=check.model,
+        template=check.template,
+        arguments=check.forms.arguments,
+        reasoning=config.loop.reasoning,
+        system=check.forms.system,
+    )
