@@ -68,7 +68,7 @@ clean:  ## remove .venv and build
 # DEVICE is a host that ssh knows, or the name of a virtual device (`virtual`). A fleet:
 # DEVICE=<group or all> INVENTORY=<file>, see ansible/inventory.example.yml.
 
-.PHONY: setup-device device-up device-down deploy rollback uninstall verify-device lint-ansible
+.PHONY: setup-device device-up device-down deploy rollback uninstall verify-device lint-ansible device-given
 
 NAME ?= virtual
 DEVICE_DEBS := mmdebstrap systemd-container iproute2 openssh-client util-linux
@@ -93,7 +93,23 @@ device-up: setup-device  ## boot a virtual device (NAME=virtual)
 device-down:  ## end it and remove it
 	@PYTHONPATH=device-checks python3 -m virtual down $(NAME)
 
-deploy: setup-device  ## roll loopd out to DEVICE
-	@test -n "$(DEVICE)" || { echo "error: no device given"; echo "hint: make deploy DEVICE=<host that ssh knows, or virtual>"; exit 1; } >&2
+deploy: setup-device device-given  ## roll loopd out to DEVICE
 	@$(ANSIBLE) $(ANSIBLE_FLAGS) site.yml
 
+rollback: setup-device device-given  ## go back to the release before; FORCE=1 even if it refuses sessions
+	@$(ANSIBLE) $(ANSIBLE_FLAGS) $(if $(FORCE),-e rollback_force=true) rollback.yml
+
+uninstall: setup-device device-given  ## remove loopd; DATA=keep or DATA=remove, else it asks
+	@$(ANSIBLE) $(ANSIBLE_FLAGS) $(if $(DATA),-e uninstall_data=$(DATA)) uninstall.yml
+
+# ansible-lint has needs of its own, so it lives in its own environment.
+build/ansible-lint/.installed:
+	@python3 -m venv --clear build/ansible-lint
+	@build/ansible-lint/bin/python -m pip install --quiet --disable-pip-version-check 'ansible-lint==25.8.2' 'ansible-core>=2.19,<2.20'
+	@touch $@
+
+lint-ansible: build/ansible-lint/.installed  ## ansible-lint, production profile
+	@cd ansible && PATH="$(CURDIR)/build/ansible-lint/bin:$$PATH" ansible-lint -q --nocolor
+
+device-given:
+	@test -n "$(DEVICE)" || { echo "error: no device given"; echo "hint: add DEVICE=<a host that ssh knows, or virtual>"; exit 2; } >&2

@@ -18,11 +18,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-_PIP = "25.3"
 _OLDEST_GLIBC_MINOR = 17
 # What may come from this machine's own settings: where packages are and how to reach them, never which ones.
 _PIP_SETTINGS = ("index-url", "cert", "proxy", "client-cert", "trusted-host")
@@ -61,21 +61,18 @@ def assemble(python: str, arch: str, glibc: str, build: Path) -> dict[str, str]:
     Raises:
         BundleError: a dependency has no wheel for such a target, or the index cannot be reached.
     """
-    inputs = "\0".join((_dependencies(), python, arch, glibc))
+    inputs = f"{_dependencies()}\0{python}\0{arch}\0{glibc}"
     cache = build / "bundles" / f"{arch}-py{python}-glibc{glibc}-{hashlib.sha256(inputs.encode()).hexdigest()[:12]}"
     wheels = cache / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
     lock = _lock(cache / "lock.txt", python, arch, glibc)
     if not _complete(wheels, lock):
         _fetch(wheels, lock, python, arch, glibc)
-    if not list((cache / "pip").glob(f"pip-{_PIP}-*.whl")):
-        _pip("download", "--no-deps", "--only-binary=:all:", "-d", str(cache / "pip"), f"pip=={_PIP}")
     wheel = _own_wheel(cache)
     version = wheel.name.split("-")[1]
     _say("packing")
     files = {f"wheels/{path.name}": path for path in _wanted(wheels, lock)}
-    pip = next((cache / "pip").glob(f"pip-{_PIP}-*.whl"))
-    files |= {"lock.txt": lock, "pip.whl": pip, f"own/{wheel.name}": wheel}
+    files |= {"lock.txt": lock, "pip.whl": _installer(cache / "pip"), f"own/{wheel.name}": wheel}
     part = cache / "bundle.tar.part"
     digest = _pack(part, files)
     tar = cache / f"loopd-{version}-{digest[:12]}.tar"
@@ -106,7 +103,9 @@ def _fetch(wheels: Path, lock: Path, python: str, arch: str, glibc: str) -> None
     _say(f"fetching {lock.read_text().count('==')} wheels for {arch}, Python {python}, glibc {glibc}")
     platforms = [f"--platform=manylinux_2_{minor}_{arch}" for minor in _glibc_minors(glibc)]
     target = [*platforms, f"--platform=manylinux2014_{arch}", f"--python-version={python}", "--implementation=cp"]
-    _pip("download", "--no-deps", "--require-hashes", "--only-binary=:all:", *target, "-d", str(wheels), "-r", str(lock))
+    _pip(
+        "download", "--no-deps", "--require-hashes", "--only-binary=:all:", *target, "-d", str(wheels), "-r", str(lock)
+    )
 
 
 def _complete(wheels: Path, lock: Path) -> bool:
@@ -116,6 +115,18 @@ def _complete(wheels: Path, lock: Path) -> bool:
         return all(hashlib.sha256(path.read_bytes()).hexdigest() in text for path in _wanted(wheels, lock))
     except BundleError:
         return False
+
+
+def _installer(folder: Path) -> Path:
+    """Return the wheel of the pip that this project locks."""
+    locked = re.search(r"^pip==(\S+)(?:.*\\\n)+.*\n", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    if locked is None:
+        raise BundleError("requirements.txt locks no pip")
+    if not list(folder.glob(f"pip-{locked[1]}-*.whl")):
+        folder.mkdir(exist_ok=True)
+        (folder / "pip.txt").write_text(locked[0])
+        _pip("download", "--no-deps", "--require-hashes", "-d", str(folder), "-r", str(folder / "pip.txt"))
+    return next(folder.glob(f"pip-{locked[1]}-*.whl"))
 
 
 def _own_wheel(cache: Path) -> Path:
@@ -158,7 +169,9 @@ def _pack(tar: Path, files: dict[str, Path]) -> str:
 
 def _dependencies() -> str:
     """Return the text that decides which packages there are."""
-    return "".join((ROOT / name).read_text() for name in ("pyproject.toml", "requirements.txt"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = json.dumps([project["dependencies"], project["optional-dependencies"]["model"]])
+    return named + (ROOT / "requirements.txt").read_text()
 
 
 def _glibc_minors(glibc: str) -> range:
@@ -207,7 +220,9 @@ def _run(command: list[str]) -> None:
             if shown := _SHOWN.match(line):
                 _say(f"{shown[2].rsplit('/', 1)[-1]}{shown[3]}")
     if process.returncode:
-        why = [line for line in said if re.search(r"error|cause|no matching|not find", line, re.IGNORECASE)] or said[-1:]
+        why = [line for line in said if re.search(r"error|cause|no matching|not find", line, re.IGNORECASE)] or said[
+            -1:
+        ]
         raise BundleError(f"{Path(command[2]).name} {command[3]}: {' '.join(why[-3:])}")
 
 

@@ -5,7 +5,6 @@ key, machine id, host name) is scrubbed here and written by `inside` before a bo
 """
 
 import hashlib
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -70,8 +69,8 @@ def _mmdebstrap(target: Path, debs: Path, sources: list[str]) -> None:
     archives = "/var/cache/apt/archives"
     command = [
         *("mmdebstrap", "--mode=root", "--variant=minbase", f"--include={PACKAGES}"),
-        *("--skip=essential/unlink,cleanup/apt/cache,download/empty", '--dpkgopt=path-exclude=/usr/share/doc/*'),
-        *('--dpkgopt=path-exclude=/usr/share/man/*', '--dpkgopt=path-exclude=/usr/share/locale/*'),
+        *("--skip=essential/unlink,cleanup/apt/cache,download/empty", "--dpkgopt=path-exclude=/usr/share/doc/*"),
+        *("--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*"),
         f'--setup-hook=mkdir -p "$1{archives}"',
         f'--setup-hook=find "{debs}" -name "*.deb" -exec cp -t "$1{archives}" {{}} +',
         f'--customize-hook=find "$1{archives}" -name "*.deb" -exec mv -t "{debs}" {{}} +',
@@ -108,11 +107,10 @@ def _sources() -> list[str]:
 
 def _in_use(root: Path) -> bool:
     """Tell whether some process has `root` in its mounts (as the lower layer of a device)."""
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for pid in (path.name for path in Path("/proc").iterdir() if path.name.isdigit()):
         try:
             if str(root) in Path("/proc", pid, "mounts").read_text():
                 return True
         except OSError:
             continue
     return False
-

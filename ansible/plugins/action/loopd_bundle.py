@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+
+from ansible.plugins.action import ActionBase
 
 _SCRIPT = Path(__file__).resolve().parents[2] / "bundle.py"
 _display = Display()
