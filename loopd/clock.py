@@ -12,6 +12,11 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+def stamp(seconds: float) -> str:
+    """Return a file's time stamp (seconds since 1970) in the form of `now`."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
 def monotonic_s() -> float:
     """Return seconds on a clock that never steps back; only differences mean anything."""
     return time.monotonic()

@@ -27,12 +27,12 @@ SPEC 9).
     ├── ToolError                    never leaves the tool runner: it becomes a result
     ├── AuditError                   the audit log cannot be written, or its chain is broken
     └── ChannelError                 the socket between client and daemon
-        ├── FrameTooLarge, FrameInvalid, VersionMismatch, SlowConsumer, NotPermitted
+        ├── FrameTooLarge, FrameInvalid, VersionMismatch, SlowConsumer, NotPermitted, NotSupported, LimitReached
+        ├── DaemonError              what the daemon answered, with its code
         └── DaemonUnreachable     3
 """
 
 from pathlib import Path
-from typing import ClassVar
 
 
 class LoopdError(Exception):
@@ -45,8 +45,8 @@ class LoopdError(Exception):
         exit_code: exit status of a command that ends with this error.
     """
 
-    code: ClassVar[str] = "internal"
-    exit_code: ClassVar[int] = 1
+    code: str = "internal"
+    exit_code: int = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -322,8 +322,38 @@ class NotPermitted(ChannelError):
     code = "not_permitted"
 
 
+class NotSupported(ChannelError):
+    """The request is of the protocol, but this release cannot do it."""
+
+    code = "not_supported"
+
+
+class LimitReached(ChannelError):
+    """The daemon has as many clients or open sessions as `[channel]` or `[loop]` allows."""
+
+    code = "limit_reached"
+
+
+class DaemonError(ChannelError):
+    """What an `error` frame says, as a client raises it: with the daemon's code, and the exit status of that."""
+
+    def __init__(self, code: str, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code, self.exit_code = code, exit_code_of(code)
+
+
 class DaemonUnreachable(ChannelError):
     """Nobody answers on the socket."""
 
     code = "daemon_unreachable"
     exit_code = 3
+
+
+def exit_code_of(code: str) -> int:
+    """Return the exit status that belongs to a code from the wire; 1 for one that this release does not know."""
+    kinds: list[type[LoopdError]] = [LoopdError]
+    for kind in kinds:
+        if kind.code == code:
+            return kind.exit_code
+        kinds.extend(kind.__subclasses__())
+    return LoopdError.exit_code

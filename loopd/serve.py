@@ -26,7 +26,7 @@ from loopd.model.client import ModelClient
 from loopd.model.slots import SlotPool
 from loopd.model.watch import ModelWatch
 from loopd.session.store import sweep
-from loopd.tools.builtin import BuiltinPort
+from loopd.tools.builtin import Builtin
 from loopd.tools.registry import Registry
 from loopd.turn.engine import Engine
 from loopd.turn.parts import Parts
@@ -69,25 +69,30 @@ async def _serve(home: Home, config: Config, load: Load) -> None:
             stack.callback(parts.audit_log.close)
         for name in sweep(home):
             log.warning("swept name=%s", name)
-        server = ChannelServer(home, config, Engine(parts), release=__version__)
-        stopped, reload = asyncio.Event(), asyncio.Event()
+        server = ChannelServer(home, config, Engine(parts))
+        stopping, reload = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopped.set)
+            loop.add_signal_handler(number, stopping.set)
         loop.add_signal_handler(signal.SIGHUP, reload.set)
-        async with server, asyncio.TaskGroup() as group:
-            watchdog = WatchDog()
+        watchdog = WatchDog()
+
+        def ready() -> None:
+            log.info(
+                "ready release=%s home=%s socket=%s model=%s", __version__, home.path, server.path, parts.client.url
+            )
+            watchdog.ready()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve(ready))
             background = [
                 group.create_task(_feed(watchdog)),
                 group.create_task(_greet_model(parts)),
                 group.create_task(_reload(parts, server, reload, load)),
             ]
-            log.info(
-                "ready release=%s home=%s socket=%s model=%s", __version__, home.path, server.path, parts.client.url
-            )
-            watchdog.ready()
-            await stopped.wait()
+            await stopping.wait()
             log.info("stopping")
+            await server.stop()
             for task in background:
                 task.cancel()
         if parts.audit_log:
@@ -104,15 +109,15 @@ def _parts(home: Home, config: Config) -> Parts:
     except AuditError as error:
         audit_log, fault = None, error.message
         log.error("read_only reason=%r", fault)  # noqa: TRY400 - the message is the whole fact
-    client = ModelClient.from_config(config.model, config.model_url(home))
+    client = ModelClient.from_config(config.model, config.model_url(home.path))
     pool = SlotPool(None, client)
     return Parts(
         home=home,
         config=config,
         client=client,
         pool=pool,
-        watch=ModelWatch(home, client, pool, config.model),
-        registry=Registry([BuiltinPort(config.tools)], config.tools),
+        watch=ModelWatch(home, client, pool),
+        registry=Registry([Builtin(config.tools.builtin, disk=home.path)], config.tools),
         audit_log=audit_log,
         audit_fault=fault,
     )

@@ -73,7 +73,7 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(import_module(module), cmd_name)
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         """Write the list of commands, with the short help given beside the lazy ones."""
         rows = [(name, text) for name, (_, text) in self._lazy.items()]
         rows += [(name, command.get_short_help_str(80)) for name, command in self.commands.items()]

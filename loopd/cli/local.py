@@ -6,6 +6,7 @@ process is known by its id and the time it started, so a reused id is never ende
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -70,9 +71,9 @@ def _start(folder: Path, service: str, arguments: list[str]) -> None:
         )
     (folder / f"{service}.pid").write_text(f"{process.pid} {_started(process.pid)}\n")
     if not _answers(service, process):
-        lines = log_path.read_text(errors="replace").splitlines()
+        reasons = [line for line in log_path.read_text(errors="replace").splitlines() if line.startswith("error: ")]
         raise LoopdError(
-            f"{service} did not start: {next((line for line in reversed(lines) if 'error' in line), 'no reason given')}",
+            f"{service} did not start: {reasons[-1].removeprefix('error: ') if reasons else 'it gave no reason'}",
             hint=f"{log_path} has its log",
         )
     click.echo(f"{service} started (log: {log_path})", err=True)
@@ -85,14 +86,15 @@ def _start(folder: Path, service: str, arguments: list[str]) -> None:
     retry_error_callback=lambda _: False,
 )
 def _answers(service: str, process: "subprocess.Popen[bytes]") -> bool | None:
-    """Tell whether the service's socket is there; False once its process has ended."""
+    """Tell whether the service takes connections; False once its process has ended."""
     from loopd.home import default_channel, default_model_socket
 
-    context = Context()
-    socket = default_model_socket(context.home.path) if service == "model" else default_channel(context.home.path)
+    home = Context().home.path
+    path = default_model_socket(home) if service == "model" else default_channel(home)
     if process.poll() is not None:
         return False
-    return True if socket.is_socket() else None
+    with socket.socket(socket.AF_UNIX) as probe:
+        return True if probe.connect_ex(str(path)) == 0 else None
 
 
 def _stop(folder: Path, service: str) -> None:

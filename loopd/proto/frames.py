@@ -201,10 +201,11 @@ class CaughtUp(_SessionFrame):
 
 
 class Accepted(_SessionFrame):
-    """The turn has begun, in memory only."""
+    """The turn has begun, in memory only. `text` is what was said, for the other clients of the session."""
 
     type: Literal["accepted"] = "accepted"
     key: str
+    text: str = ""
 
 
 class Queued(_SessionFrame):

@@ -1,23 +1,23 @@
-"""Which model and which chat template: frozen in a baseline, compared with what a server has (SPEC 2.3)."""
+"""What tells one model, and one chat template, from another (SPEC 2.3)."""
 
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 
-class ModelIdentity(BaseModel):
-    """A model: its GGUF's hash where the file is readable, else its alias and size in bytes."""
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelIdentity(_Strict):
+    """The model: `sha256` of its GGUF where the file can be read, `size` in bytes where the server tells it."""
 
     alias: str
     sha256: str | None
     size: int | None
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class TemplateIdentity(BaseModel):
-    """A chat template: its name, the hash of its text, and the options it is rendered with."""
+class TemplateIdentity(_Strict):
+    """The chat template: its name, the hash of its text, and the options that it is rendered with."""
 
     name: str
     sha256: str
-    options: dict[str, Any]
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    options: dict[str, JsonValue]

@@ -12,8 +12,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -21,7 +21,7 @@ from loopd.errors import BaselineError, SessionBusy, SessionIoError, SessionNotF
 from loopd.proto.canonical import sha256
 from loopd.proto.records import Record, SessionStart
 from loopd.session.baseline import Baseline
-from loopd.session.log import Log, LogFault, decode_line
+from loopd.session.log import Log, LogFault, decode_line, explain
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """The most that `max_record_bytes` can be; a longer line is not read whole."""
@@ -29,8 +29,7 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 _LOG_NAME = re.compile(r"(0|[1-9]\d{0,8})\.jsonl\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A record where it stands: 1-based line, byte offset and length of that line."""
 
     line: int
@@ -155,31 +154,40 @@ def epochs(session_id: str, directory: Path) -> list[int]:
     return found
 
 
-def read_baseline(session_id: str, directory: Path, start: SessionStart) -> Baseline:
-    """Return the baseline that a log's `session_start` names.
+def baseline_bytes(session_id: str, directory: Path, start: SessionStart) -> bytes:
+    """Return the file of the baseline that a log's `session_start` names.
 
     Raises:
-        BaselineError: it is missing, is not the one that was hashed, or is of a version that this release lacks.
+        BaselineError: it is missing, or is not the one that was hashed.
         SessionIoError: it may not be read.
     """
     path = baseline_path(directory, start.epoch)
     try:
-        with io(session_id, path, "read"):
-            data = path.read_bytes()
-    except SessionIoError as error:
-        if not isinstance(error.__cause__, FileNotFoundError):
-            raise
-        raise BaselineError(session_id, path, f"{path}: the baseline is missing") from error
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise BaselineError(session_id, path, f"{path}: the baseline is missing") from None
+    except OSError as error:
+        raise SessionIoError(session_id, path, "read", error) from error
     if sha256(data) != start.baseline:
         raise BaselineError(
             session_id, path, f"{path}: the baseline's hash is {sha256(data)}, the log names {start.baseline}"
         )
+    return data
+
+
+def read_baseline(session_id: str, directory: Path, start: SessionStart) -> Baseline:
+    """Return the baseline that a log's `session_start` names.
+
+    Raises:
+        BaselineError: as `baseline_bytes`, or it is of a version or has fields that this release does not know.
+        SessionIoError: it may not be read.
+    """
+    data = baseline_bytes(session_id, directory, start)
     try:
         return Baseline.decode(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise BaselineError(session_id, path, f"{path}: {where}: {first['msg']}") from None
+        path = baseline_path(directory, start.epoch)
+        raise BaselineError(session_id, path, f"{path}: {explain(error)}") from None
 
 
 def scan(session_id: str, path: Path, log: Log) -> Iterator[Entry]:

@@ -251,6 +251,12 @@ def decode_line(line: bytes) -> Record:
         raise _fault(line, error) from None
 
 
+def explain(error: ValidationError) -> str:
+    """Return the first fault of a record or baseline in one line: the field, and what is wrong with it."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return ": ".join([".".join(map(str, first["loc"])) or "the value", first["msg"]])
+
+
 def title_of(text: str) -> str:
     """Return the first line of `text` that is not blank, at most `TITLE_CHARS` long."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
@@ -275,9 +281,7 @@ def _fault(line: bytes, error: ValidationError) -> LogFault:
         version = value.get("version")
         if isinstance(version, int) and not OLDEST_READABLE_VERSION <= version <= FORMAT_VERSION:
             return LogFault("unknown_record", _version_text(version))
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    return LogFault("unknown_record", f"{where or 'the line'}: {first['msg']}")
+    return LogFault("unknown_record", explain(error))
 
 
 def _version_text(version: int) -> str:

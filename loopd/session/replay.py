@@ -11,7 +11,8 @@ What a record adds:
     tool_result    {role: tool}
     all others     nothing
 
-Inside a call's arguments the order of keys is the model's; everywhere else keys are sorted.
+Inside a call's arguments the order of keys is the model's; everywhere else keys are sorted. The templates below
+have their keys in that order.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 
 from loopd.errors import ReplayViolation
 from loopd.proto.canonical import canonical, object_text
-from loopd.proto.records import Assistant, Record, ToolCall, ToolResult, Usage, User
+from loopd.proto.records import Assistant, Record, SessionStart, ToolCall, ToolResult, Usage, User
 from loopd.session.baseline import Baseline
 
 _JSON_SPACE = dict.fromkeys(map(ord, " \t\r\n"))
@@ -40,32 +41,27 @@ class Replay:
 
     Attributes:
         messages: what the next request begins with; only ever extended.
+        violation: how the last recorded request is no prefix of these messages; '' where it is one.
     """
 
-    def __init__(self, baseline: Baseline, *, foreign_lines: int = 0) -> None:
-        """Begin an epoch.
-
-        Args:
-            baseline: the epoch's.
-            foreign_lines: how many lines at the head of the log were written under another baseline (a fork with
-                a new one); what their usage says about requests is not checked.
-        """
+    def __init__(self, baseline: Baseline) -> None:
         self.messages: list[bytes] = []
+        self.violation = ""
         self._baseline = baseline
-        self._unchecked = foreign_lines
+        self._line = 0
+        self._foreign_lines = 0
         self._hash = hashlib.sha256()
         self._size = 0
         self._before_answer = (0, self._hash.copy())
-        self._violation = ""
         self._prefix = ""
         if baseline.system_prompt and baseline.system == "message":
-            self._append(_object(role=b'"system"', content=canonical(baseline.system_prompt)))
+            self._append(b'{"content":%b,"role":"system"}' % canonical(baseline.system_prompt))
         elif baseline.system_prompt:
             self._prefix = f"{baseline.system_prompt}\n\n"
 
     def add(self, record: Record) -> None:
         """Take the next record of the log."""
-        self._unchecked -= 1
+        self._line += 1
         if isinstance(record, User):
             self._append(self._user(record.text))
             self._prefix = ""
@@ -76,6 +72,8 @@ class Replay:
             self._append(_tool(record))
         elif isinstance(record, Usage):
             self._check(record)
+        elif isinstance(record, SessionStart) and record.parent and record.parent.baseline:
+            self._foreign_lines = record.parent.line
 
     def preview(self, text: str) -> list[bytes]:
         """Return the messages that a user's text would add; nothing changes."""
@@ -87,8 +85,8 @@ class Replay:
         Raises:
             ReplayViolation: the serialisation of the last recorded request is no prefix of this one's.
         """
-        if self._violation:
-            raise ReplayViolation(self._violation, hint="this is a fault in loopd; nothing was sent")
+        if self.violation:
+            raise ReplayViolation(self.violation, hint="this is a fault in loopd; nothing was sent")
         new = [] if text is None else self.preview(text)
         size, digest = self._size, self._hash.copy()
         for message in new:
@@ -103,33 +101,35 @@ class Replay:
 
     def _check(self, usage: Usage) -> None:
         """Compare what was sent, as recorded, with what this replay holds up to the answer."""
+        if self._line <= self._foreign_lines:
+            return
         size, digest = self._before_answer
         found = f"sha256:{digest.hexdigest()}"
-        same = self._unchecked >= 0 or (size, found) == (usage.request_bytes, usage.request_sha256)
-        self._violation = (
-            ""
-            if same
-            else (
+        self.violation = ""
+        if (size, found) != (usage.request_bytes, usage.request_sha256):
+            self.violation = (
                 "the history does not begin with the last request that was sent: "
                 f"{usage.request_bytes} bytes {usage.request_sha256} were sent, {size} bytes {found} are rebuilt"
             )
-        )
 
     def _user(self, text: str) -> bytes:
-        return _object(role=b'"user"', content=canonical(self._prefix + text))
+        return b'{"content":%b,"role":"user"}' % canonical(self._prefix + text)
 
     def _assistant(self, record: Assistant) -> bytes:
-        members = {"role": b'"assistant"', "content": canonical(_content(record))}
+        reasoning = calls = b""
         if record.reasoning and self._baseline.reasoning == "sent":
-            members["reasoning_content"] = canonical(record.reasoning)
+            reasoning = b',"reasoning_content":%b' % canonical(record.reasoning)
         if record.tool_calls:
-            members["tool_calls"] = b"[" + b",".join(map(self._call, record.tool_calls)) + b"]"
-        return _object(**members)
+            calls = b',"tool_calls":[%b]' % b",".join(map(self._call, record.tool_calls))
+        return b'{"content":%b%b,"role":"assistant"%b}' % (canonical(_content(record)), reasoning, calls)
 
     def _call(self, call: ToolCall) -> bytes:
         arguments = canonical(call.sent) if self._baseline.arguments == "string" else call.sent.encode()
-        function = _object(name=canonical(call.name), arguments=arguments)
-        return _object(id=canonical(call.id), type=b'"function"', function=function)
+        return b'{"function":{"arguments":%b,"name":%b},"id":%b,"type":"function"}' % (
+            arguments,
+            canonical(call.name),
+            canonical(call.id),
+        )
 
 
 def replay(baseline: Baseline, records: Iterable[Record]) -> list[bytes]:
@@ -164,14 +164,8 @@ def _content(record: Assistant) -> str:
 
 
 def _tool(record: ToolResult) -> bytes:
-    return _object(
-        role=b'"tool"',
-        tool_call_id=canonical(record.id),
-        name=canonical(record.name),
-        content=canonical(record.content),
+    return b'{"content":%b,"name":%b,"role":"tool","tool_call_id":%b}' % (
+        canonical(record.content),
+        canonical(record.name),
+        canonical(record.id),
     )
-
-
-def _object(**members: bytes) -> bytes:
-    """Return a canonical JSON object of members that are encoded already; the names are plain ASCII."""
-    return b"{" + b",".join(b'"%b":%b' % (name.encode(), members[name]) for name in sorted(members)) + b"}"

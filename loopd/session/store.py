@@ -242,9 +242,7 @@ class Session:
             if isinstance(entry.record, SessionStart):
                 self._start = entry.record
                 self._baseline = files.read_baseline(self._id, directory, entry.record)
-                parent = entry.record.parent
-                foreign_lines = parent.line if parent and parent.baseline else 0
-                self._replay = Replay(self._baseline, foreign_lines=foreign_lines)
+                self._replay = Replay(self._baseline)
             self._replay.add(entry.record)
             self._offsets.append(entry.offset + entry.length)
 
@@ -357,7 +355,7 @@ def _exists(session_id: str, path: Path) -> SessionExists:
 
 
 def sweep(home: Home) -> list[str]:
-    """Remove what a crash left of sessions that were being made or removed; return the names.
+    """Remove what a crash left of sessions that were being made, removed or kept; return the names.
 
     What another process is making at this moment is left alone.
 
@@ -365,9 +363,9 @@ def sweep(home: Home) -> list[str]:
         SessionIoError: a leftover cannot be removed.
     """
     swept = []
-    for leftover in sorted(home.sessions.glob(".*")):
-        if not files.is_locked(leftover):
-            with files.io(leftover.name, leftover, "remove"):
+    for leftover in sorted([*home.sessions.glob(".*"), *home.refused.glob(".*")]):
+        with files.io(leftover.name, leftover, "remove"):
+            if not files.is_locked(leftover):
                 shutil.rmtree(leftover)
-            swept.append(leftover.name)
+                swept.append(leftover.name)
     return swept

@@ -1,8 +1,8 @@
 """The two tools that the model sees, however many there are (SPEC 6).
 
-They stand in every baseline and must never change within a release line: a changed word is a lost prompt cache for
-every session made before it. They are short because each session pays for them in its first request, and they ask
-for verb, object and service because that wording decides whether the right tool is found.
+They stand in every baseline, so nothing in them may depend on which tools there are. They are short because each new
+session pays for them in its first request, and they ask for verb, object and service because that wording decides
+whether the right tool is found.
 """
 
 from typing import Any

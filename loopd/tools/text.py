@@ -4,8 +4,10 @@ Output may be endless, binary, or both. `Capture` holds at most twice its limit 
 """
 
 import codecs
+import re
 from dataclasses import dataclass
 
+_UNCLEAN = re.compile("[\0\ud800-\udfff]")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _NOTICE_BYTES = 48
 
@@ -34,7 +36,7 @@ class Capture:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._start = bytearray()
         self._end = bytearray()
         self._total_bytes = 0
@@ -42,11 +44,22 @@ class Capture:
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes; a character may be split between two calls."""
-        self._take(self._decoder.decode(data))
+        self.feed_text(self._decoder.decode(data))
+
+    def feed_text(self, text: str) -> None:
+        """Take the next text; lone surrogates and NULs in it are replaced."""
+        clean, replaced = _UNCLEAN.subn(_REPLACEMENT, text)
+        self._lossy = self._lossy or replaced > 0
+        data = clean.encode("utf-8")
+        self._total_bytes += len(data)
+        room = self._max_bytes // 2 - len(self._start)
+        self._start += data[:room]
+        self._end += data[room:]
+        del self._end[: -self._max_bytes]
 
     def finish(self) -> Text:
         """Return what was kept; nothing may be fed after it."""
-        self._take(self._decoder.decode(b"", final=True))
+        self.feed_text(self._decoder.decode(b"", final=True))
         if self._total_bytes <= self._max_bytes:
             return Text((self._start + self._end).decode("utf-8"), 0, self._lossy)
         half = (self._max_bytes - _NOTICE_BYTES) // 2
@@ -56,19 +69,9 @@ class Capture:
         cut = self._total_bytes - len(start.encode()) - len(end.encode())
         return Text(f"{start}\n[... {cut} bytes left out ...]\n{end}", cut, self._lossy)
 
-    def _take(self, text: str) -> None:
-        clean = text.replace("\0", _REPLACEMENT)
-        self._lossy = self._lossy or _REPLACEMENT in clean
-        data = clean.encode("utf-8")
-        self._total_bytes += len(data)
-        room = self._max_bytes - len(self._start)
-        self._start += data[:room]
-        self._end += data[room:]
-        del self._end[: -self._max_bytes]
-
 
 def clean(text: str, max_bytes: int) -> Text:
-    """Return `text` as `Capture` would keep it; lone surrogates count as bytes that are not UTF-8."""
+    """Return `text` as `Capture` keeps it."""
     capture = Capture(max_bytes)
-    capture.feed(text.encode("utf-8", "surrogatepass"))
+    capture.feed_text(text)
     return capture.finish()

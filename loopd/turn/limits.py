@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 
 from loopd.config import LoopTable
+from loopd.errors import ContextOverflow
 from loopd.proto.canonical import canonical
 from loopd.proto.records import TurnEndReason, Usage
 
@@ -123,7 +124,7 @@ def context_stop(prompt_tokens: int, context_tokens: int) -> Stop | None:
     """Tell whether a counted prompt leaves no room for an answer."""
     if prompt_tokens < context_tokens:
         return None
-    return Stop("context_full", f"the conversation needs {prompt_tokens} tokens and the context has {context_tokens}")
+    return Stop("context_full", ContextOverflow(prompt_tokens, context_tokens).message)
 
 
 def _comparable(arguments: str) -> str | bytes:

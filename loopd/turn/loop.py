@@ -41,8 +41,8 @@ log = logging.getLogger("loopd.turn")
 _UNKNOWN_OUTCOME = "The outcome of this call is unknown: loopd stopped while it ran. It was not run again."
 
 
-class _Ended(Exception):  # noqa: N818 - not an error: the turn's way out of its steps
-    """The turn is over, with its reason and the facts for a person."""
+class _Ended(Exception):
+    """The turn's way out of its steps: why it is over, and the facts for a person. Not an error."""
 
     def __init__(self, reason: TurnEndReason, *, code: str | None = None, message: str = "", hint: str = "") -> None:
         super().__init__(reason)
@@ -184,7 +184,7 @@ class Turn:
             with self._waiting():
                 hold = parts.pool.hold(session.id, prefer=prefer, on_place=self._on_place)
                 slot = await held.enter_async_context(hold)
-            condition = await parts.pool.look(slot, session.id, before)
+            condition = await parts.pool.look(slot, session.id, _left_by(before))
             async with self._in_time():
                 completion = await parts.client.complete(self._asked(request, slot), self._on_event)
         return completion, await self._account(request, completion, slot, condition)
@@ -407,6 +407,13 @@ def _usage_frame(session_id: str, usage: Usage) -> UsageFrame:
         cause=usage.cause.name if usage.cause else None,
         seconds=((usage.prefill_ms or 0) + (usage.decode_ms or 0)) / 1000 if known else None,
     )
+
+
+def _left_by(usage: Usage | None) -> int:
+    """Return how many tokens a request left in its slot (SPEC 4.3); 0 where it is not known."""
+    if usage is None or usage.prompt_tokens is None or usage.completion_tokens is None:
+        return 0
+    return usage.prompt_tokens + usage.completion_tokens - 1
 
 
 def _not_run(ended: _Ended) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import tomli_w
 
 PATIENCE_S = 120.0
 _RUN = (sys.executable, "-c")
@@ -41,8 +42,6 @@ class Appliance:
 
     def configure(self, **tables: dict[str, Any]) -> None:
         """Write the configuration; `model` gets the server's URL and temperature 0 unless told otherwise."""
-        import tomli_w
-
         model = {"url": self._model_url, "temperature": 0.0, **tables.pop("model", {})}
         self.config_path.write_text(tomli_w.dumps({"model": model, **tables}), encoding="utf-8")
 

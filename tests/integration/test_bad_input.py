@@ -1,4 +1,4 @@
-"""What people and machines get wrong: one line that says what and what to type next, the right exit status, no trace."""
+"""What people and machines get wrong: one line, what to type next, the exit status, no trace."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.appliance import LOOPD, PATIENCE_S, Appliance, running
+from tests.integration.appliance import BXCTL, LOOPD, PATIENCE_S, Appliance, running
 from tests.servers import start_scripted_server
 
 HELLO = b'{"type":"hello","version":1}\n'
@@ -208,7 +208,7 @@ def test_a_leftover_socket_is_replaced_and_a_regular_file_is_not(tmp_path: Path)
         device.start()
         device.stop()
         device.socket.write_text("precious")
-        assert_one_line_error(device.loopd("serve"), 1, str(device.socket))
+        assert_one_line_error(device.loopd("serve"), 2, str(device.socket))
         assert device.socket.read_text() == "precious"
 
 
@@ -217,8 +217,6 @@ def test_ctrl_c_in_any_command_leaves_no_trace(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(device.socket))
         silent.listen()
-        from tests.integration.appliance import BXCTL
-
         with subprocess.Popen([*BXCTL, "status"], env=device.environment, stderr=subprocess.PIPE, text=True) as client:
             silent.settimeout(PATIENCE_S)
             connection, _ = silent.accept()

@@ -1,0 +1,61 @@
+"""What the channel needs from the parts below it, as one interface: the daemon gives the real one, tests a fake."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from loopd.proto.frames import ServerFrame, TurnEndFrame
+from loopd.session.baseline import Baseline
+from loopd.session.store import Session
+
+Emit = Callable[[ServerFrame], None]
+
+
+class Engine(Protocol):
+    """Turns, baselines and facts."""
+
+    async def baseline(self) -> Baseline:
+        """Return what a session that is created now is frozen to.
+
+        Raises:
+            ModelError: the model server is needed for it and does not answer.
+        """
+        ...
+
+    async def admit(self, session: Session) -> None:
+        """Refuse a turn that cannot begin, before anything is accepted; quick, and nothing is written.
+
+        Raises:
+            LoopdError: DiskLow, ModelChanged and the like; the `say` is answered with it.
+        """
+        ...
+
+    async def run_turn(self, session: Session, text: str, key: str, emit: Emit) -> TurnEndFrame:
+        """Run one turn to its end; cancelling the task cancels the turn.
+
+        Each record is emitted after it is durable. The end is returned, not emitted.
+
+        Raises:
+            LoopdError: the turn could not be run or recorded.
+            CancelledError: the turn was cancelled; a cancel may also be answered by returning its end.
+        """
+        ...
+
+    async def recover(self, session: Session, emit: Emit) -> None:
+        """End a turn that a crash left without its end (SPEC 2.2/9); each record is emitted."""
+        ...
+
+    async def audit(self, event: str, **facts: Any) -> None:  # noqa: ANN401 - any JSON value
+        """Write one audit record, durable on return.
+
+        Raises:
+            AuditError: it cannot be written; what was to be audited is not done.
+        """
+        ...
+
+    async def status(self) -> dict[str, Any]:
+        """Return the facts of model, slots and audit log for `status`."""
+        ...
+
+    def tools(self) -> list[dict[str, Any]]:
+        """Return the ports: `{"port", "state", "tools": [{"name", "description", "effect"}]}`."""
+        ...

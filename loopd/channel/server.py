@@ -1,0 +1,128 @@
+"""The channel's server: binds the socket, takes clients, and ends everything in bounded time (SPEC 8, 4.4)."""
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from contextlib import AsyncExitStack
+from typing import Any, Self
+
+from loopd.channel import socketfile
+from loopd.channel.answers import Answers
+from loopd.channel.connection import Connection
+from loopd.channel.engine import Engine
+from loopd.channel.sessions import Peer, Sessions
+from loopd.clock import monotonic_s
+from loopd.config import Config
+from loopd.errors import LimitReached
+from loopd.home import Home
+from loopd.proto.frames import PROTOCOL_VERSION
+
+logger = logging.getLogger(__name__)
+
+_PEER = struct.Struct("3i")
+
+
+class ChannelServer:
+    """Serves the channel of one home for the time of an `async with` block.
+
+    On entry the socket is bound and clients can connect. At the block's end there are no new clients, turns are
+    cancelled, clients ended and logs closed, in less than `stop_timeout_s`, also with a client that does not read.
+    Clients are let go first: one whose turn has no durable record yet keeps its text and says it again under the
+    same key when a daemon is back, so a planned restart looks to it like a lost connection.
+
+    Args:
+        home: whose sessions are served; its lock is held by the caller.
+        config: `[channel]` and `[loop]`.
+        engine: turns, baselines, audit, facts.
+        release: loopd's version, for the welcome and the status.
+    """
+
+    def __init__(self, home: Home, config: Config, engine: Engine, *, release: str) -> None:
+        self.path = config.channel_socket(home.path)
+        self._home, self._config, self._engine, self._release = home, config, engine, release
+        self._connections: set[Connection] = set()
+        self._started_s = monotonic_s()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Bind and listen.
+
+        Raises:
+            ConfigError: the socket path cannot be used.
+            ChannelError: another process listens there, or the system refuses.
+        """
+        async with AsyncExitStack() as stack:
+            listener = socketfile.bind(self.path, group=self._config.channel.group)
+            stack.callback(socketfile.unlink, self.path, self.path.stat().st_ino)
+            self._tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            self._sessions = Sessions(self._home, self._config.loop, self._engine, self._tasks.create_task)
+            self._answers = Answers(self._home, self._sessions, self._engine, self._facts)
+            server = await asyncio.start_unix_server(self._accept, sock=listener)
+            stack.push_async_callback(self._end)
+            stack.callback(self._tasks.create_task(self._sessions.refusals.check_all()).cancel)
+            stack.callback(server.close)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        """Stop serving."""
+        await self._stack.aclose()
+
+    def reconfigure(self, config: Config) -> None:
+        """Take limits and tables into use, for what is opened or connects from now on; the socket stays."""
+        self._config = config
+        self._sessions.limits = config.loop
+
+    async def _end(self) -> None:
+        for connection in list(self._connections):
+            connection.close()
+        await self._sessions.stop(patience_s=self._config.loop.stop_timeout_s / 2)
+        for connection in list(self._connections):
+            connection.abort()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._tasks.create_task(self._client(reader, writer))
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = _peer_of(writer.get_extra_info("socket"))
+        table = self._config.channel
+        connection = Connection(
+            reader,
+            writer,
+            peer=peer,
+            table=table,
+            sessions=self._sessions,
+            answers=self._answers,
+            release=self._release,
+        )
+        if len(self._connections) >= table.max_clients:
+            connection.refuse(
+                LimitReached(
+                    f"{table.max_clients} clients are connected (max_clients)",
+                    hint="end one of them, or raise max_clients in [channel]",
+                )
+            )
+            return
+        self._connections.add(connection)
+        try:
+            await connection.run()
+        except Exception:
+            logger.exception("client_failed uid=%d pid=%d", peer.uid, peer.pid)
+        finally:
+            self._connections.discard(connection)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "release": self._release,
+            "protocol": PROTOCOL_VERSION,
+            "pid": os.getpid(),
+            "uptime_s": round(monotonic_s() - self._started_s, 1),
+            "socket": str(self.path),
+            "clients": len(self._connections),
+        }
+
+
+def _peer_of(connection: socket.socket) -> Peer:
+    return Peer(*_PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)))

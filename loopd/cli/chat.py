@@ -1,0 +1,172 @@
+"""`bxctl chat`: talk, or say the given messages one after another (SPEC 9)."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+
+import click
+
+from loopd.channel.client import Conversation
+from loopd.channel.codec import encode
+from loopd.cli.context import Context
+from loopd.cli.daemon import ask, socket_path
+from loopd.cli.render import console
+from loopd.cli.view import AnswerView
+from loopd.errors import DaemonError, LoopdError, UsageError
+from loopd.proto.frames import CaughtUp, ErrorFrame, List, Opened, ServerFrame, TurnEndFrame
+from loopd.proto.ids import MAX_KEY_CHARS, check_session_id, new_key
+
+_GOOD_ENDS = ("completed", "length")
+
+
+@click.command()
+@click.option("--session", metavar="ID", help="The session; made if it does not exist. A new one where not given.")
+@click.option("--continue", "go_on", is_flag=True, help="The session that was used last.")
+@click.option("--message", "messages", metavar="TEXT", multiple=True, help="Say this; may be given several times.")
+@click.option("--key", "keys", metavar="KEY", multiple=True, help="Idempotency key of the message, one for each.")
+@click.option("--json", "as_json", is_flag=True, help="Print every frame of the daemon as a line.")
+@click.pass_obj
+def chat(
+    ctx: Context, session: str | None, messages: tuple[str, ...], keys: tuple[str, ...], *, go_on: bool, as_json: bool
+) -> None:
+    """Talk, or say the given messages one after another.
+
+    Ctrl-C cancels the turn, Ctrl-D ends. With --message the exit status is 0 only if every turn ended `completed` or
+    `length`; the first other end stops the list.
+    """
+    turns = _turns(messages, keys)
+    if session is not None and go_on:
+        raise UsageError("--session and --continue exclude each other")
+    if session is not None:
+        check_session_id(session)
+    if not turns and (as_json or not (sys.stdin.isatty() and sys.stdout.isatty())):
+        raise UsageError("a chat needs a terminal", hint="give what to say with --message TEXT")
+    if go_on:
+        session = _last_used(ctx)
+    conversation = Conversation(socket_path(ctx), session, on_lost=_say_lost)
+    if turns:
+        done = asyncio.run(_say_all(conversation, turns, _frame_printer() if as_json else AnswerView(console()).show))
+        sys.exit(0 if done else 1)
+    from loopd.cli.interactive import Interactive  # noqa: PLC0415 - the terminal's libraries, for people only
+
+    asyncio.run(Interactive(conversation).run())
+
+
+@contextmanager
+def interrupts(conversation: Conversation) -> Iterator[None]:
+    """Make the first Ctrl-C cancel the turn; the second leaves at once, and the turn goes on without us."""
+    loop = asyncio.get_running_loop()
+    pressed = False
+
+    def press() -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+        conversation.cancel()
+
+    loop.add_signal_handler(signal.SIGINT, press)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+def say_new(session: str) -> None:
+    """Tell that a session was made just now."""
+    click.echo(f"new session {session}", err=True)
+
+
+def show_error(error: LoopdError) -> None:
+    """Print an error that does not end the chat."""
+    click.echo(f"error: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"hint: {error.hint}", err=True)
+
+
+def show_end(end: TurnEndFrame) -> bool:
+    """Tell whether the turn ended well; say on stderr why not."""
+    good = end.reason in _GOOD_ENDS
+    if not good or end.message:
+        what = end.message or f"the turn ended: {end.reason}"
+        click.echo(f"{'note' if good else 'error'}: {what}", err=True)
+        if end.hint:
+            click.echo(f"hint: {end.hint}", err=True)
+    return good
+
+
+def check_answer(frame: ServerFrame, key: str | None) -> None:
+    """Raise what the daemon answered to our `open` or `say`, if it is an error.
+
+    Raises:
+        DaemonError: it is.
+    """
+    if isinstance(frame, ErrorFrame) and frame.ref in {"open", key}:
+        raise DaemonError(frame.code, frame.message, hint=frame.hint)
+
+
+async def _say_all(
+    conversation: Conversation, turns: list[tuple[str, str]], show: Callable[[ServerFrame], None]
+) -> bool:
+    """Say the texts under their keys, each when the turn before has ended; tell whether all ended well."""
+    async with aclosing(conversation), aclosing(conversation.frames()) as frames:
+        with interrupts(conversation):
+            await _until_caught_up(frames, show)
+            for text, key in turns:
+                await conversation.say(text, key)
+                if not show_end(await _until_end(frames, show, key)):
+                    return False
+    return True
+
+
+async def _until_caught_up(frames: AsyncIterator[ServerFrame], show: Callable[[ServerFrame], None]) -> None:
+    async for frame in frames:
+        show(frame)
+        check_answer(frame, None)
+        if isinstance(frame, Opened) and frame.created:
+            say_new(frame.session)
+        if isinstance(frame, CaughtUp):
+            return
+
+
+async def _until_end(frames: AsyncIterator[ServerFrame], show: Callable[[ServerFrame], None], key: str) -> TurnEndFrame:
+    async for frame in frames:
+        show(frame)
+        check_answer(frame, key)
+        if isinstance(frame, TurnEndFrame) and frame.key == key:
+            return frame
+    raise AssertionError("frames end only by an error")
+
+
+def _turns(messages: tuple[str, ...], keys: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return each text with its key.
+
+    Raises:
+        UsageError: an empty text, a key that is none, or not one for each message.
+    """
+    if keys and len(keys) != len(messages):
+        raise UsageError(f"--key is given once for each --message: found {len(keys)} for {len(messages)}")
+    for key in keys:
+        if not 1 <= len(key) <= MAX_KEY_CHARS:
+            raise UsageError(f"a key has 1 to {MAX_KEY_CHARS} characters, found {len(key)}")
+    if "" in messages:
+        raise UsageError("--message needs a text")
+    return list(zip(messages, keys or (new_key() for _ in messages), strict=False))
+
+
+def _last_used(ctx: Context) -> str | None:
+    rows = ask(ctx, List())["sessions"]
+    return next((row["session"] for row in rows if not row["refused"]), None)
+
+
+def _say_lost() -> None:
+    click.echo("note: the connection to the daemon is lost, trying again", err=True)
+
+
+def _frame_printer() -> Callable[[ServerFrame], None]:
+    def show(frame: ServerFrame) -> None:
+        click.echo(encode(frame), nl=False)
+
+    return show

@@ -1,0 +1,53 @@
+"""How `bxctl` reaches the daemon: the socket's path, one request, and data on the screen."""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from loopd.channel.client import ChannelClient
+from loopd.cli.context import Context
+from loopd.home import default_channel
+from loopd.proto.frames import ClientFrame, RecordFrame
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+session_argument = click.argument("session_id", metavar="ID")
+
+
+def socket_path(ctx: Context) -> Path:
+    """Return the channel's path: the variable, else the configuration's, else the default.
+
+    People may connect to a device's daemon without being allowed to read its configuration.
+
+    Raises:
+        ConfigError: the configuration is refused.
+    """
+    if "LOOPD_SOCKET" in os.environ or (ctx.config_path.exists() and not os.access(ctx.config_path, os.R_OK)):
+        return default_channel(ctx.home.path)
+    return ctx.config.channel_socket(ctx.home.path)
+
+
+def ask(ctx: Context, frame: ClientFrame, on_record: Callable[[RecordFrame], None] | None = None) -> Any:  # noqa: ANN401 - any JSON value
+    """Connect, send one request and return what its reply holds.
+
+    Raises:
+        LoopdError: the daemon is not there, or it refused.
+    """
+
+    async def once() -> Any:  # noqa: ANN401 - any JSON value
+        client, _ = await ChannelClient.connect(socket_path(ctx))
+        try:
+            return await client.ask(frame, on_record)
+        finally:
+            await client.close()
+
+    return asyncio.run(once())
+
+
+def print_json(data: Any) -> None:  # noqa: ANN401 - any JSON value
+    """Print a value as one line of JSON."""
+    click.echo(json.dumps(data, ensure_ascii=False))

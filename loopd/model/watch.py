@@ -1,0 +1,48 @@
+"""What the model server is now: asked before each turn, checked anew only when model, template or build changed."""
+
+import asyncio
+from collections.abc import Callable
+
+from loopd.home import Home
+from loopd.model.check import ModelCheck, load_or_check
+from loopd.model.client import Event, ModelClient, ServerFacts
+from loopd.model.slots import SlotPool
+
+
+class ModelWatch:
+    """Keeps the check of the model that is served, and the pool at the server's number of slots.
+
+    Attributes:
+        context_tokens: of one slot, as the server last said; None before it was asked or where it does not say.
+    """
+
+    def __init__(self, home: Home, client: ModelClient, pool: SlotPool) -> None:
+        self.context_tokens: int | None = None
+        self._home, self._client, self._pool = home, client, pool
+        self._facts: ServerFacts | None = None
+        self._check: ModelCheck | None = None
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def user_after_tool(self) -> bool:
+        """Whether the template takes a user message after a tool result; False until that is known."""
+        return self._check is not None and self._check.forms.user_after_tool
+
+    async def current(self, on_event: Callable[[Event], None] = lambda _event: None) -> ModelCheck:
+        """Ask the server and return the check of what it has now.
+
+        Args:
+            on_event: is told when the server is still loading and is waited for.
+
+        Raises:
+            ModelError: it does not answer, or cannot be asked for its forms.
+        """
+        async with self._one_at_a_time:
+            await self._client.wait_ready(on_event)
+            facts = await self._client.facts()
+            if self._check is None or facts != self._facts:
+                self._check = await load_or_check(self._home, self._client, facts)
+                self._facts = facts
+                self.context_tokens = facts.context_tokens
+                self._pool.resize(facts.slots)
+            return self._check

@@ -1,0 +1,36 @@
+"""A port whose tools, state and behaviour a test sets."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from loopd.tools.port import Outcome, PortState, Tool
+
+Behaviour = Callable[[str, dict[str, Any]], Awaitable[Outcome]]
+
+
+async def echo(name: str, arguments: dict[str, Any]) -> Outcome:
+    return Outcome(ok=True, content=f"{name} {arguments}")
+
+
+class FakePort:
+    def __init__(self, name: str, *tools: Tool, behaviour: Behaviour = echo) -> None:
+        self.name = name
+        self.state: PortState = "up"
+        self.listed = tools
+        self.behaviour = behaviour
+        self.closed = False
+
+    def tools(self) -> tuple[Tool, ...]:
+        return self.listed
+
+    async def run(self, name: str, arguments: dict[str, Any]) -> Outcome:
+        return await self.behaviour(name, arguments)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def tool(name: str, description: str = "", **properties: dict[str, Any]) -> Tool:
+    """A tool whose arguments are all required."""
+    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return Tool(name, description, schema)

@@ -1,0 +1,160 @@
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from loopd.config import ToolsTable
+from loopd.errors import ToolError
+from loopd.tools.meta import DEFINITIONS
+from loopd.tools.port import Outcome
+from loopd.tools.registry import Registry
+from tests.tools.fake import Behaviour, FakePort, tool
+
+
+def registry(behaviour: Behaviour | None = None) -> tuple[Registry, FakePort]:
+    port = FakePort("port", tool("act", "Act now."))
+    if behaviour:
+        port.behaviour = behaviour
+    return Registry([port], ToolsTable()), port
+
+
+async def result(tools: Registry, name: str = "act", arguments: object = None, **limits: Any) -> Outcome:
+    call = tools.prepare(name, json.dumps(arguments or {}))
+    return await tools.run(call, **{"timeout_s": 30.0, "max_bytes": 4096, **limits})
+
+
+async def test_a_tool_runs_to_its_result() -> None:
+    tools, _ = registry()
+    assert await result(tools) == Outcome(ok=True, content="act {}")
+
+
+async def test_find_tool_answers_from_what_the_ports_list_at_that_moment() -> None:
+    tools, port = registry()
+    assert "port:later" not in (await result(tools, "find_tool", {"query": "do it later"})).content
+    port.listed += (tool("later", "Do it later."),)
+    assert "port:later" in (await result(tools, "find_tool", {"query": "do it later"})).content
+    assert tools.definitions is DEFINITIONS
+
+
+async def test_a_call_that_cannot_be_prepared_is_its_result() -> None:
+    tools, _ = registry()
+    outcome = await result(tools, "no_such_tool")
+    assert not outcome.ok
+    assert "no_such_tool" in outcome.content
+
+
+async def test_a_port_that_is_down_gives_a_clear_result_and_comes_back() -> None:
+    tools, port = registry()
+    port.state = "down"
+    assert await result(tools) == Outcome(
+        ok=False, content="port:act is unavailable: port is down now. Try again later."
+    )
+    port.state = "up"
+    assert (await result(tools)).ok
+
+
+async def test_an_exception_of_a_tool_is_a_result() -> None:
+    async def broken(name: str, arguments: dict[str, Any]) -> Outcome:
+        raise ValueError("no such thing")
+
+    tools, _ = registry(broken)
+    assert await result(tools) == Outcome(ok=False, content="port:act failed: ValueError: no such thing")
+
+
+async def test_a_tools_own_error_says_it_in_its_words() -> None:
+    async def refusing(name: str, arguments: dict[str, Any]) -> Outcome:
+        raise ToolError("the door is locked")
+
+    tools, _ = registry(refusing)
+    assert await result(tools) == Outcome(ok=False, content="the door is locked")
+
+
+async def test_a_tool_that_never_ends_is_cancelled_at_its_deadline() -> None:
+    cancelled = asyncio.Event()
+
+    async def endless(name: str, arguments: dict[str, Any]) -> Outcome:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    tools, _ = registry(endless)
+    assert await result(tools, timeout_s=0.01) == Outcome(
+        ok=False, content="port:act was stopped: not done after 0.01 s."
+    )
+    assert cancelled.is_set()
+
+
+async def test_a_timeout_inside_a_tool_is_not_taken_for_the_deadline() -> None:
+    async def impatient(name: str, arguments: dict[str, Any]) -> Outcome:
+        raise TimeoutError("the server did not answer")
+
+    tools, _ = registry(impatient)
+    assert (await result(tools)).content == "port:act failed: TimeoutError: the server did not answer"
+
+
+async def test_cancelling_a_call_cancels_the_tool_and_is_not_a_result() -> None:
+    started, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def endless(name: str, arguments: dict[str, Any]) -> Outcome:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    tools, _ = registry(endless)
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        call = group.create_task(result(tools))
+        await started.wait()
+        call.cancel()
+    assert call.cancelled()
+    assert cancelled.is_set()
+
+
+async def test_a_result_is_clean_and_of_bounded_size() -> None:
+    async def verbose(name: str, arguments: dict[str, Any]) -> Outcome:
+        return Outcome(ok=True, content="\ud800\0" + "x" * 10_000 + "end")
+
+    tools, _ = registry(verbose)
+    outcome = await result(tools, max_bytes=256)
+    assert outcome.lossy
+    assert outcome.cut > 9000
+    assert len(outcome.content.encode("utf-8")) <= 256
+    assert outcome.content.endswith("xend")
+
+
+async def test_what_a_port_already_left_out_is_counted_too() -> None:
+    async def cut(name: str, arguments: dict[str, Any]) -> Outcome:
+        return Outcome(ok=True, content="x", cut=7, lossy=True)
+
+    tools, _ = registry(cut)
+    assert await result(tools) == Outcome(ok=True, content="x", cut=7, lossy=True)
+
+
+def test_the_description_lists_ports_with_their_state_and_tools() -> None:
+    tools, port = registry()
+    port.state = "down"
+    assert tools.describe() == [
+        {
+            "port": "port",
+            "state": "down",
+            "tools": [{"name": "act", "description": "Act now.", "effect": "read"}],
+        }
+    ]
+
+
+async def test_closing_closes_every_port_also_where_one_fails() -> None:
+    class Stuck(FakePort):
+        async def close(self) -> None:
+            raise OSError("cannot end")
+
+    first, last = FakePort("first"), FakePort("last")
+    tools = Registry([first, Stuck("stuck"), last], ToolsTable())
+    with pytest.raises(OSError, match="cannot end"):
+        await tools.close()
+    assert first.closed
+    assert last.closed
