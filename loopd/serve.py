@@ -55,9 +55,17 @@ def serve_forever(home: Home, load: Load) -> int:
     lock = home.lock()
     try:
         asyncio.run(_serve(home, config, load))
+    except* LoopdError as group:
+        raise _first(group) from None
     finally:
         os.close(lock)
     return 0
+
+
+def _first(group: BaseExceptionGroup[LoopdError]) -> LoopdError:
+    """Return what went wrong first in the daemon's tasks."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def _serve(home: Home, config: Config, load: Load) -> None:
@@ -69,30 +77,23 @@ async def _serve(home: Home, config: Config, load: Load) -> None:
             stack.callback(parts.audit_log.close)
         for name in sweep(home):
             log.warning("swept name=%s", name)
-        server = ChannelServer(home, config, Engine(parts))
+        server = ChannelServer(home, config, Engine(parts), release=__version__)
         stopping, reload = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
         loop.add_signal_handler(signal.SIGHUP, reload.set)
-        watchdog = WatchDog()
-
-        def ready() -> None:
-            log.info(
-                "ready release=%s home=%s socket=%s model=%s", __version__, home.path, server.path, parts.client.url
-            )
-            watchdog.ready()
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(server.serve(ready))
+        async with server, asyncio.TaskGroup() as group:
+            watchdog = WatchDog()
             background = [
                 group.create_task(_feed(watchdog)),
                 group.create_task(_greet_model(parts)),
                 group.create_task(_reload(parts, server, reload, load)),
             ]
+            log.info("ready release=%s home=%s socket=%s", __version__, home.path, server.path)
+            watchdog.ready()
             await stopping.wait()
             log.info("stopping")
-            await server.stop()
             for task in background:
                 task.cancel()
         if parts.audit_log:

@@ -214,8 +214,9 @@ def scan(session_id: str, path: Path, log: Log) -> Iterator[Entry]:
                 record = decode_line(data)
                 log.add(record)
                 following = offset + len(data)
+                del data
                 good_bytes = following if log.whole else good_bytes
-                yield Entry(line, offset, len(data), record)
+                yield Entry(line, offset, following - offset, record)
             log.end()
         except LogFault as fault:
             raise TornLog(

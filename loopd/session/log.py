@@ -177,7 +177,8 @@ class Log:
         if self._turn is not None:
             raise LogFault("wrong_order", f"a user record while the turn of line {self._turn[1]} has no end")
         if record.key in self.keys:
-            raise LogFault("wrong_order", f"the key of this user record is that of line {self.keys[record.key]}")
+            where = f"line {self.keys[record.key]}" if self.keys[record.key] else "an earlier epoch"
+            raise LogFault("wrong_order", f"the key of this user record is that of {where}")
         self.keys[record.key] = self.line
         self._turn = (record.key, self.line)
         self.title = self.title or title_of(record.text)
@@ -259,7 +260,7 @@ def explain(error: ValidationError) -> str:
 
 def title_of(text: str) -> str:
     """Return the first line of `text` that is not blank, at most `TITLE_CHARS` long."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    line = next(iter(text.lstrip()[:1000].splitlines()), "").rstrip()
     return line if len(line) <= TITLE_CHARS else line[: TITLE_CHARS - 1] + "…"
 
 

@@ -90,13 +90,15 @@ class Replay:
         new = [] if text is None else self.preview(text)
         size, digest = self._size, self._hash.copy()
         for message in new:
-            digest.update(message + b"\n")
+            digest.update(message)
+            digest.update(b"\n")
             size += len(message) + 1
         return Request([*self.messages, *new], size, f"sha256:{digest.hexdigest()}")
 
     def _append(self, message: bytes) -> None:
         self.messages.append(message)
-        self._hash.update(message + b"\n")
+        self._hash.update(message)
+        self._hash.update(b"\n")
         self._size += len(message) + 1
 
     def _check(self, usage: Usage) -> None:

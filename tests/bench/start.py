@@ -1,4 +1,4 @@
-"""How long a command takes to begin: `bxctl --help`, and `loopd serve` until it is ready, against a bare interpreter."""
+"""How long a command takes to begin: `bxctl --help`, and `loopd serve` until ready, beside a bare interpreter."""
 
 import statistics
 import subprocess

@@ -132,7 +132,7 @@ def test_a_later_epoch_goes_on_with_calls_and_keys() -> None:
     log = Log(3)
     log.add(START.model_copy(update={"epoch": 3, "next_call": 8, "keys": ("k1",)}))
     assert (log.next_call, dict(log.keys)) == (8, {"k1": 0})
-    with pytest.raises(LogFault, match="key"):
+    with pytest.raises(LogFault, match="that of an earlier epoch"):
         log.check_batch(STEP)
 
 

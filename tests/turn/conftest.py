@@ -1,0 +1,108 @@
+"""A turn loop over the scripted model, in this process: every part but the model is the real one."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loopd.audit import AuditLog
+from loopd.config import Config
+from loopd.home import Home
+from loopd.model.client import ModelClient
+from loopd.model.script import Script
+from loopd.model.scripted import ScriptedServer
+from loopd.model.slots import SlotPool
+from loopd.model.watch import ModelWatch
+from loopd.proto.frames import ServerFrame, TurnEndFrame
+from loopd.session.store import Session
+from loopd.tools.port import ToolPort
+from loopd.tools.registry import Registry
+from loopd.turn.engine import Engine
+from loopd.turn.parts import Parts
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    """A call of a real tool, as a model would make it."""
+    return {"name": "call_tool", "arguments": json.dumps({"name": name, "arguments": arguments})}
+
+
+@dataclass
+class Bench:
+    """One session and what its turns need."""
+
+    server: ScriptedServer
+    parts: Parts
+    session: Session
+    frames: list[ServerFrame] = field(default_factory=list)
+
+    @property
+    def engine(self) -> Engine:
+        return Engine(self.parts)
+
+    async def say(self, text: str = "Hello.", key: str = "k1") -> TurnEndFrame:
+        return await self.engine.run_turn(self.session, text, key, self.frames.append)
+
+    def kinds(self) -> list[str]:
+        """The types of the records, without the first line."""
+        return [record.type for _, record in self.session.records(2)]
+
+    def results(self) -> list[str]:
+        return [record.content for _, record in self.session.records() if record.type == "tool_result"]
+
+    def log(self) -> bytes:
+        return (self.parts.home.sessions / self.session.id / "0.jsonl").read_bytes()
+
+
+class MakeBench:
+    """Makes benches: a script, ports and tables in, a session out."""
+
+    def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
+        self._directory, self._stack = directory, stack
+
+    async def __call__(
+        self,
+        *steps: dict[str, Any],
+        ports: tuple[ToolPort, ...] = (),
+        script: dict[str, Any] | None = None,
+        **tables: dict[str, Any],
+    ) -> Bench:
+        return await self._stack.enter_async_context(_bench(self._directory, steps, ports, script or {}, tables))
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[MakeBench]:
+    async with AsyncExitStack() as stack:
+        yield MakeBench(tmp_path, stack)
+
+
+@asynccontextmanager
+async def _bench(
+    directory: Path,
+    steps: tuple[dict[str, Any], ...],
+    ports: tuple[ToolPort, ...],
+    script: dict[str, Any],
+    tables: dict[str, dict[str, Any]],
+) -> AsyncIterator[Bench]:
+    config = Config.model_validate(tables)
+    home = Home(directory / "home")
+    home.make()
+    script = {"steps": list(steps), "default": {"text": "Fine."}, **script}
+    async with AsyncExitStack() as stack:
+        url = f"unix:{directory / 'm.sock'}"
+        server = await stack.enter_async_context(ScriptedServer(Script.model_validate(script), url))
+        client = ModelClient.from_config(config.model, url)
+        stack.push_async_callback(client.close)
+        pool = SlotPool(None, client)
+        audit_log = AuditLog.open(home.audit)
+        stack.callback(audit_log.close)
+        registry = Registry(ports, config.tools)
+        stack.push_async_callback(registry.close)
+        parts = Parts(home, config, client, pool, ModelWatch(home, client, pool), registry, audit_log)
+        baseline = await Engine(parts).baseline()
+        session = Session.create(home, "s", baseline, owner_uid=0, limits=config.loop)
+        stack.callback(session.close)
+        yield Bench(server, parts, session)
