@@ -113,3 +113,9 @@ lint-ansible: build/ansible-lint/.installed  ## ansible-lint, production profile
 
 device-given:
 	@test -n "$(DEVICE)" || { echo "error: no device given"; echo "hint: add DEVICE=<a host that ssh knows, or virtual>"; exit 2; } >&2
+
+verify-device: setup-device device-given  ## prove DEVICE; DESTRUCTIVE=1 reboots it; last line `verify-device: ok`
+	@$(DEVICE_PYTHON) -m pytest -c device-checks/pytest.ini device-checks --device=$(DEVICE) \
+	  --junitxml=build/device-checks/$(DEVICE)/junit.xml --results=build/device-checks \
+	  $(if $(DESTRUCTIVE),--destructive) $(CHECKS)
+	@echo 'verify-device: ok'
