@@ -18,7 +18,7 @@ Between batches a turn is open or not, and calls may be pending:
 import json
 import re
 from collections import ChainMap
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -88,7 +88,7 @@ class Log:
         self.whole_line = 0
         self.start: SessionStart | None = None
         self.next_call = 1
-        self.keys: MutableMapping[str, int] = {}
+        self.keys: ChainMap[str, int] = ChainMap()
         self.last_usage: Usage | None = None
         self.title = ""
         self._turn: tuple[str, int] | None = None
@@ -140,24 +140,28 @@ class Log:
         if not self.whole:
             raise LogFault("incomplete_step", self._lacks() if self._last else "the log is empty")
 
-    def check_batch(self, records: Sequence[Record]) -> None:
-        """Check that `records` are one batch that may follow; nothing changes.
+    def extended(self, records: Sequence[Record]) -> "Log":
+        """Return what this log would be with `records` as its next batch; it does not change itself.
 
         Raises:
-            LogFault: they are not.
+            LogFault: they are no batch that may follow.
         """
         if not _FORM.fullmatch("".join(map(_letter, records))):
             found = " ".join(record.type for record in records)
             raise LogFault("wrong_order", f"'{found}' is no batch")
-        trial = self._copy()
+        extended = Log(self.epoch)
+        vars(extended).update(vars(self))
+        extended.keys = self.keys.new_child()
         for record in records:
-            trial.add(record)
+            extended.add(record)
+        return extended
 
-    def _copy(self) -> "Log":
-        copy = Log(self.epoch)
-        vars(copy).update(vars(self))
-        copy.keys = ChainMap({}, self.keys)
-        return copy
+    def adopt(self, extended: "Log") -> None:
+        """Become what `extended` of this log returned."""
+        keys = self.keys
+        keys.update(extended.keys.maps[0])
+        vars(self).update(vars(extended))
+        self.keys = keys
 
     def _session_start(self, record: Record) -> None:
         if not isinstance(record, SessionStart):

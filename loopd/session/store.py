@@ -10,7 +10,7 @@ Everything here blocks: an event loop calls it in a thread. Different sessions s
 import os
 import shutil
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 from types import MappingProxyType
@@ -190,12 +190,13 @@ class Session:
         """
         if self._unwritable:
             raise SessionReadOnly(self._id, self._unwritable, hint="the next message reopens the session")
-        lines = self._encode(records)
-        data = b"".join(lines)
-        self._write(data)
+        extended, lines = self._encode(records)
+        self._write(b"".join(lines))
         self._sync()
+        self._log.adopt(extended)
         for record, line in zip(records, lines, strict=True):
-            self._take(record, len(line))
+            self._replay.add(record)
+            self._offsets.append(self._offsets[-1] + len(line))
 
     def records(self, start: int = 1, stop: int | None = None) -> Iterator[tuple[int, Record]]:
         """Read the records of lines `start` up to, not including, `stop` back from disk, each with its line.
@@ -246,16 +247,10 @@ class Session:
             self._replay.add(entry.record)
             self._offsets.append(entry.offset + entry.length)
 
-    def _take(self, record: Record, length: int) -> None:
-        self._log.add(record)
-        self._replay.add(record)
-        self._offsets.append(self._offsets[-1] + length)
-
-    def _encode(self, records: Iterable[Record]) -> list[bytes]:
-        batch = tuple(records)
+    def _encode(self, records: Sequence[Record]) -> tuple[Log, list[bytes]]:
         try:
-            self._log.check_batch(batch)
-            lines = [encode_record(record) for record in batch]
+            extended = self._log.extended(records)
+            lines = [encode_record(record) for record in records]
         except LogFault as fault:
             raise EncodeError(self._id, f"{self._path}: cannot append: {fault.why}") from None
         except ValueError as error:
@@ -267,7 +262,7 @@ class Session:
                 f"{self._path}: a record of {longest} bytes is over max_record_bytes = {self._limits.max_record_bytes}",
                 hint="raise max_record_bytes in [loop]",
             )
-        return lines
+        return extended, lines
 
     def _write(self, data: bytes) -> None:
         try:

@@ -40,9 +40,10 @@ def log_of(*records: Record) -> Log:
 )
 def test_every_form_of_batch_is_taken_where_it_may_stand(before: Sequence[Record], batch: Sequence[Record]) -> None:
     log = log_of(*before)
-    log.check_batch(batch)
-    for record in batch:
-        log.add(record)
+    lines = log.line
+    extended = log.extended(batch)
+    assert log.line == lines
+    log.adopt(extended)
     assert log.whole
     log.end()
 
@@ -82,7 +83,7 @@ def test_no_other_batch_is_taken_and_a_refused_one_changes_nothing(
     log = log_of(*before)
     facts = (log.line, log.next_call, dict(log.keys), log.open_turn, log.whole)
     with pytest.raises(LogFault, match=why):
-        log.check_batch(batch)
+        log.extended(batch)
     assert (log.line, log.next_call, dict(log.keys), log.open_turn, log.whole) == facts
 
 
@@ -133,7 +134,7 @@ def test_a_later_epoch_goes_on_with_calls_and_keys() -> None:
     log.add(START.model_copy(update={"epoch": 3, "next_call": 8, "keys": ("k1",)}))
     assert (log.next_call, dict(log.keys)) == (8, {"k1": 0})
     with pytest.raises(LogFault, match="that of an earlier epoch"):
-        log.check_batch(STEP)
+        log.extended(STEP)
 
 
 def test_last_usage_is_the_last_with_numbers() -> None:
