@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-
 from checks.device import Device, DeviceLeased
+from checks.instance import Instance
 from checks.report import Outcome, Report
 from checks.stages import STAGES, Latch
+from rich.console import Console
 
 _JOURNAL_LINES = 100
 _LATCH = pytest.StashKey[Latch]()
@@ -96,6 +96,14 @@ def device(request: pytest.FixtureRequest) -> Device:
         pytest.exit(str(error), returncode=1)
     request.config.stash[_DEVICE] = found
     return found
+
+
+@pytest.fixture(scope="session")
+def installed(device: Device) -> Iterator[Instance]:
+    """The installed loopd; the sessions made in it are deleted at the end."""
+    instance = Instance(device)
+    yield instance
+    instance.forget()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ import time
 
 import paramiko
 import pytest
-
 from checks.device import Device
 from checks.pinned import PinnedBackend
 from checks.report import Report

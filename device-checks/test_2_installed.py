@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-
 from checks.device import Device
 from checks.report import Report
 
@@ -89,7 +88,7 @@ def test_unit_is_enabled_and_known(device: Device, unit: str) -> None:
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_exposure_is_small(device: Device, unit: str) -> None:
-    """systemd rates the exposure of the unit 2.0 or less."""
+    """Systemd rates the exposure of the unit 2.0 or less."""
     rated = device.out("systemd-analyze security --no-pager %s | tail -n 1", unit)
     exposure = re.search(r"(\d+\.\d+)", rated)
     assert exposure is not None
