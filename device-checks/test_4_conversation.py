@@ -56,7 +56,7 @@ def second(device: Device) -> Iterator[Second]:
 
 
 def test_restart_between_turns_loses_nothing(installed: Instance, report: Report) -> None:
-    """Four turns with a restart of loopd between the second and the third lose no token, by the model server's count."""
+    """Four turns with a restart of loopd after the second lose no token, by the model server's own count."""
     print("the installed loopd is restarted once")
     table = talk(installed, installed.restart)
     report.tables["four turns, loopd restarted after the second"] = table
