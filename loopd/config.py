@@ -164,7 +164,7 @@ def load_config(path: Path, *, required: bool = False) -> Config:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML: {error}", hint=f"loopd config check {path}") from error
     return parse_config(values, source=str(path))
 

@@ -40,9 +40,10 @@ def _sentence(row: Row) -> str:
     usage = row.usage
     if usage.expected is None or usage.cached_tokens is None or usage.loss is None:
         return "the model server reported no numbers, so nothing can be said"
+    if usage.expected == 0:
+        return "the first request: nothing could be cached, so nothing was lost"
     found = f"{usage.expected:,} tokens should have been cached, {usage.cached_tokens:,} were"
     if usage.loss == 0:
-        first = " (the first request: nothing could be)" if usage.expected == 0 else ""
-        return f"{found}: nothing lost{first}"
+        return f"{found}: nothing was lost"
     cause = f" because {_CAUSES[usage.cause.name]}" if usage.cause else ""
     return f"{found}: {usage.loss:,} were evaluated again{cause}"

@@ -38,11 +38,11 @@ def cli(ctx: click.Context, home: str | None, config: str | None) -> None:
     ctx.obj = Context(home_flag=home, config_flag=config)
 
 
-@cli.command()
+@cli.command(short_help="Print a shell completion script.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print a completion script, e.g. for ~/.bashrc: `eval "$(bxctl completion bash)"`."""
-    from click.shell_completion import get_completion_class  # noqa: PLC0415 - the one use
+    from click.shell_completion import get_completion_class
 
     found = get_completion_class(shell)
     assert found is not None

@@ -8,8 +8,8 @@ from contextlib import aclosing, contextmanager
 
 import click
 
-from loopd.channel.client import Conversation
 from loopd.channel.codec import encode
+from loopd.channel.conversation import Conversation
 from loopd.cli.context import Context
 from loopd.cli.daemon import ask, socket_path
 from loopd.cli.render import console
@@ -49,7 +49,7 @@ def chat(
     if turns:
         done = asyncio.run(_say_all(conversation, turns, _frame_printer() if as_json else AnswerView(console()).show))
         sys.exit(0 if done else 1)
-    from loopd.cli.interactive import Interactive  # noqa: PLC0415 - the terminal's libraries, for people only
+    from loopd.cli.interactive import Interactive
 
     asyncio.run(Interactive(conversation).run())
 

@@ -12,7 +12,7 @@ from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.patch_stdout import patch_stdout
 
-from loopd.channel.client import Conversation
+from loopd.channel.conversation import Conversation
 from loopd.cli.chat import check_answer, interrupts, say_new, show_end, show_error
 from loopd.cli.render import console
 from loopd.cli.view import TurnView
@@ -33,6 +33,7 @@ class Interactive:
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
+        conversation.on_lost = self._lost
         self._view = TurnView(console())
         self._prompt: PromptSession[str] = PromptSession(history=_history())
         self._ready = asyncio.Event()
@@ -50,6 +51,7 @@ class Interactive:
             async with aclosing(self._conversation), asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read())
                 await self._ready.wait()
+                self._hint(f"session {self._conversation.session} · Ctrl-C cancels the turn, Ctrl-D ends the chat\n")
                 await self._talk()
                 reading.cancel()
         except BaseExceptionGroup as group:
@@ -128,9 +130,16 @@ class Interactive:
             self._key = self._end = None
         if isinstance(end, DaemonError):
             show_error(end)
-            return text
-        show_end(end)
-        return "" if end.recorded else text
+        elif end.reason == "cancelled":
+            self._hint("cancelled")
+        elif show_end(end):
+            return ""
+        self._hint("")
+        return "" if isinstance(end, TurnEndFrame) and end.recorded else text
+
+    def _lost(self) -> None:
+        self._view.rest()
+        self._hint("the connection to the daemon is lost, trying again")
 
     def _hint(self, text: str) -> None:
         console().print(text, style="dim")

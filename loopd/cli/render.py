@@ -107,27 +107,25 @@ def print_record(line: int, record: dict[str, Any]) -> None:
 
 
 def _described(record: dict[str, Any]) -> tuple[str, str]:
+    """Return what stands behind the record's type, and its text."""
+    head, body = "", ""
     match record["type"]:
         case "session_start":
             parent = record.get("parent")
-            return f"epoch {record['epoch']}" + (f", from {parent['id']}:{parent['line']}" if parent else ""), ""
+            head = f"epoch {record['epoch']}" + (f", from {parent['id']}:{parent['line']}" if parent else "")
         case "user":
-            return "", record["text"]
+            body = record["text"]
         case "assistant":
             calls = [f"→ {call['name']} {call['arguments']}" for call in record["tool_calls"]]
-            return "", "\n".join([*([record["text"]] if record["text"] else []), *calls])
+            body = "\n".join([*([record["text"]] if record["text"] else []), *calls])
         case "tool_result":
-            return f"{record['call']} {record['name']}{'' if record['ok'] else ' failed'}", record["content"]
+            head, body = f"{record['call']} {record['name']}{'' if record['ok'] else ' failed'}", record["content"]
         case "usage":
-            loss = number(record["loss"])
-            return (
-                f"{number(record['prompt_tokens'])} prompt, {number(record['cached_tokens'])} cached, loss {loss}",
-                "",
-            )
+            prompt, cached, loss = (number(record[key]) for key in ("prompt_tokens", "cached_tokens", "loss"))
+            head = f"{prompt} prompt, {cached} cached, loss {loss}"
         case "turn_end":
-            return record["reason"], ""
-        case _:
-            return json.dumps(record, ensure_ascii=False), ""
+            head = record["reason"]
+    return head, body
 
 
 def print_facts(facts: dict[str, Any], indent: int = 0) -> None:
@@ -143,7 +141,16 @@ def print_facts(facts: dict[str, Any], indent: int = 0) -> None:
                 text = ", ".join(f"{name} {_fact(fact)}" for name, fact in item.items())
                 click.echo(f"{pad}  {plain(text)}")
         else:
-            click.echo(f"{pad}{key:<16} {plain(_fact(value))}")
+            name, text = _with_unit(key, value)
+            click.echo(f"{pad}{name:<16} {plain(text)}")
+
+
+def _with_unit(key: str, value: Any) -> tuple[str, str]:  # noqa: ANN401 - any JSON value
+    if isinstance(value, int | float) and key.endswith("_bytes"):
+        return key.removesuffix("_bytes"), size(int(value))
+    if isinstance(value, int | float) and key.endswith("_s"):
+        return key.removesuffix("_s"), f"{value} s"
+    return key, _fact(value)
 
 
 def _fact(value: Any) -> str:  # noqa: ANN401 - any JSON value

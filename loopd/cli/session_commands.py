@@ -6,7 +6,7 @@ from typing import Protocol
 import click
 
 from loopd import audit as audit_log
-from loopd.errors import AuditError, BaselineError, SessionError, SessionRefused, TornLog
+from loopd.errors import AuditError, SessionError, SessionRefused, TornLog
 from loopd.home import Home
 from loopd.proto.ids import new_session_id
 from loopd.session import reader
@@ -32,16 +32,17 @@ def verify(settings: _Settings, ids: tuple[str, ...]) -> None:
     """Check every line of the sessions, or of all of them. Changes nothing; works on a full disk."""
     home = settings.home
     home.become_owner()
-    refused: list[SessionRefused] = []
+    faults: list[SessionError] = []
     for session_id in ids or [summary.id for summary in reader.summaries(home)]:
         try:
-            refused += _verify(home, session_id)
-        except SessionRefused as error:
-            refused.append(error)
-    for fault in refused[:-1]:
+            faults += _verify(home, session_id)
+        except SessionError as error:
+            faults.append(error)
+    faults.sort(key=lambda fault: fault.exit_code)
+    for fault in faults[:-1]:
         click.echo(f"error: {fault}\nhint: {fault.hint}", err=True)
-    if refused:
-        raise refused[-1]
+    if faults:
+        raise faults[-1]
 
 
 @session.command()
@@ -51,7 +52,8 @@ def repair(settings: _Settings, session_id: str) -> None:
     """Keep the whole original under refused/, then cut the log before its bad batch."""
     home = settings.home
     home.become_owner()
-    if not reader.verify(home, session_id).faults:
+    faults = reader.verify(home, session_id).faults
+    if not faults:
         click.echo(f"{session_id}: nothing is wrong, nothing was changed")
         return
     log = audit_log.AuditLog.open(home.audit)
@@ -60,8 +62,8 @@ def repair(settings: _Settings, session_id: str) -> None:
         if repaired is None:
             raise SessionError(
                 session_id,
-                f"no cut repairs {session_id}: its newest log is whole",
-                hint=f"bxctl export {session_id} gives what can be read",
+                f"no cut repairs this: {faults[-1]}",
+                hint="a newer release may read it; bxctl export gives what can be read",
             )
         log.append(
             "session_repaired", session=session_id, why=repaired.fault, kept=str(repaired.kept), lines=repaired.lines
@@ -129,6 +131,6 @@ def _verify(home: Home, session_id: str) -> tuple[SessionRefused, ...]:
                 f"loopd session repair {session_id} keeps the original and cuts the log after line "
                 f"{fault.good_lines}; bxctl fork {session_id} --upto {fault.good_lines} goes on in a copy"
             )
-        elif isinstance(fault, (TornLog, BaselineError)):
+        else:
             fault.hint = f"loopd session repair {session_id} keeps the original and removes what cannot be read"
     return verdict.faults

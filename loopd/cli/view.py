@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from loopd.cli.render import UsageLine, plain, short
 from loopd.proto.frames import (
@@ -83,8 +84,6 @@ class TurnView(AnswerView):
         """Take one frame, in order."""
         if self.others and not isinstance(frame, RecordFrame):
             return
-        if not isinstance(frame, Accepted | Queued | Prefill):
-            self.rest()
         match frame:
             case Accepted():
                 self._usage, self._reasoned = UsageLine(), False
@@ -94,13 +93,15 @@ class TurnView(AnswerView):
                 self._wait(f"{place} {plain(frame.reason)}")
             case Prefill():
                 self._wait(f"reading {frame.processed:,} of {frame.total:,} tokens, {frame.cached:,} cached")
+            case _:
+                self.rest()
+                self._show_step(frame)
+
+    def _show_step(self, frame: ServerFrame) -> None:
+        match frame:
             case Reasoning():
                 self._stream(frame.text, style="dim italic")
                 self._reasoned = True
-            case Delta() if self._reasoned:
-                self._finish_line()
-                self._reasoned = False
-                super().show(frame)
             case ToolStarted():
                 self._finish_line()
                 self._dim(f"→ {short(frame.name)} {short(frame.arguments)}")
@@ -108,17 +109,20 @@ class TurnView(AnswerView):
             case ToolResultFrame():
                 self._dim(f"← {'' if frame.ok else 'failed: '}{short(frame.content)}")
             case UsageFrame():
-                self._usage.add(frame)
-                if frame.loss:
-                    self._console.print(
-                        f"lost {frame.loss:,} cached tokens: {frame.cause or 'unknown'}", style="yellow", markup=False
-                    )
-            case TurnEndFrame():
-                super().show(frame)
-                if self._usage.requests:
-                    self._dim(str(self._usage))
+                self._account(frame)
             case _:
+                if isinstance(frame, Delta) and self._reasoned:
+                    self._finish_line()
+                    self._reasoned = False
                 super().show(frame)
+                if isinstance(frame, TurnEndFrame) and self._usage.requests:
+                    self._dim(f"{self._usage}\n")
+
+    def _account(self, frame: UsageFrame) -> None:
+        self._usage.add(frame)
+        if frame.loss:
+            what = f"lost {frame.loss:,} cached tokens: {frame.cause or 'unknown'}"
+            self._console.print(what, style="yellow", markup=False)
 
     def rest(self) -> None:
         """Take the status line away."""
@@ -143,7 +147,7 @@ class TurnView(AnswerView):
         if self._status is None:
             self._status = self._console.status("", spinner="dots", spinner_style="dim")
             self._status.start()
-        self._status.update(f"[dim]{text}[/dim]".replace("[/]", ""))
+        self._status.update(Text(text, style="dim"))
 
     def _dim(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False)

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import httpx
@@ -322,13 +323,26 @@ class ModelClient:
         entries = wire.parse(wire.Slots, body, "/slots").root
         return [SlotView(slot.id, slot.id_task, slot.n_prompt_tokens, slot.is_processing) for slot in entries]
 
-    async def render(self, messages: Sequence[bytes], tools: bytes, *, options: Mapping[str, Any]) -> str:
+    async def render(
+        self,
+        messages: Sequence[bytes],
+        tools: bytes,
+        *,
+        options: Mapping[str, Any],
+        fields: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """Return the prompt that the server's template makes of `messages` (as `CompletionRequest` has them).
+
+        Args:
+            messages: of the request.
+            tools: of the request.
+            options: of the template.
+            fields: more of the request's fields that matter here, such as `add_generation_prompt`.
 
         Raises:
             ModelRejected: the template refuses them, in its words, or the server cannot render.
         """
-        body = await self._ask("POST", "/apply-template", content=join_body({}, messages, tools, options))
+        body = await self._ask("POST", "/apply-template", content=join_body(fields, messages, tools, options))
         return wire.parse(wire.Rendered, body, "/apply-template").prompt
 
     async def tokenize(self, text: str) -> list[int]:

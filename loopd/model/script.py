@@ -127,24 +127,28 @@ def tokenize(text: str) -> list[int]:
 def render(body: Mapping[str, Any]) -> str:
     """Return the prompt of a request in ChatML, in the manner of the bundled template.
 
+    As in llama.cpp's server, an answer at the end is left open, to be continued.
+
     Raises:
         ValueError: a message that llama.cpp would refuse.
     """
-    parts = ["".join(f"{json.dumps(tool)}\n" for tool in body.get("tools") or ())]
-    for message in body["messages"]:
-        role = message.get("role")
-        if role == "tool":
-            text = f"<tool_response>\n{message['content']}\n</tool_response>"
-        elif role == "assistant":
-            text = answer_text(
-                message.get("content") or "", message.get("reasoning_content") or "", _sent_calls(message)
-            )
-        elif role in {"system", "user"} and isinstance(message.get("content"), str):
-            text = message["content"]
-        else:
-            raise ValueError("All non-assistant messages must contain 'content'")
-        parts.append(f"<|im_start|>{role}\n{text}{END}\n")
-    return "".join(parts) + "<|im_start|>assistant\n"
+    messages = body["messages"]
+    prompt = "".join(f"{json.dumps(tool)}\n" for tool in body.get("tools") or ())
+    prompt += "".join(f"<|im_start|>{message['role']}\n{_content(message)}{END}\n" for message in messages)
+    if messages and messages[-1]["role"] == "assistant":
+        if messages[-1].get("tool_calls"):
+            raise ValueError("Cannot continue an assistant message that contains tool calls.")
+        return prompt.removesuffix(f"{END}\n")
+    return prompt + ("<|im_start|>assistant\n" if body.get("add_generation_prompt", True) else "")
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if message["role"] == "assistant":
+        return answer_text(content or "", message.get("reasoning_content") or "", _sent_calls(message))
+    if not isinstance(content, str):
+        raise ValueError("All non-assistant messages must contain 'content'")  # noqa: TRY004 - as the server says it
+    return f"<tool_response>\n{content}\n</tool_response>" if message["role"] == "tool" else content
 
 
 def answer_text(text: str, reasoning: str, calls: Iterable[ScriptedCall]) -> str:

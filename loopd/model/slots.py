@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from loopd.errors import ModelError
 from loopd.model.client import ModelClient, SlotView
@@ -51,7 +51,7 @@ class _Waiter:
         self.prefer = prefer
         self.on_place = on_place
         self.place = 0
-        self.granted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.granted: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
 
 class SlotPool:
@@ -63,7 +63,7 @@ class SlotPool:
     def __init__(self, total: int | None, client: ModelClient) -> None:
         self.total = total
         self._client = client
-        self._free = set(range(total or 0))
+        self._busy: set[int] = set()
         self._left: dict[int, _Left] = {}
         self._queue: list[_Waiter] = []
         self._turn = 0
@@ -79,18 +79,36 @@ class SlotPool:
             prefer: the slot that its log names, for the first request after loopd started.
             on_place: is called with the place in the queue (1 is next) whenever it changes; never if none waits.
         """
-        if self.total is None:
+        slot = await self._acquire(_Waiter(session_id, prefer, on_place))
+        if slot is None:
             yield None
             return
-        slot = await self._acquire(_Waiter(session_id, prefer, on_place))
         try:
             yield slot
         finally:
             try:
                 await self._note(slot, session_id)
             finally:
-                self._free.add(slot)
+                self._busy.remove(slot)
                 self._dispatch()
+
+    def resize(self, total: int | None) -> None:
+        """Take over the number of slots that the server has now; it may have been started with another one."""
+        self.total = total
+        self._left = {slot: left for slot, left in self._left.items() if slot < (total or 0)}
+        self._dispatch()
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return for each slot whether it is in use, and which session used it last with how many tokens."""
+        return [
+            {
+                "slot": slot,
+                "busy": slot in self._busy,
+                "session": self._left[slot].session_id if slot in self._left else None,
+                "tokens": self._left[slot].tokens if slot in self._left else None,
+            }
+            for slot in range(self.total or 0)
+        ]
 
     async def look(self, slot: int | None, session_id: str, expected: int) -> SlotCondition:
         """Look at the slot just before a request of the session that holds it.
@@ -103,7 +121,7 @@ class SlotPool:
         Raises:
             ModelError: the server does not answer.
         """
-        view = await self._view(slot)
+        view = None if slot is None else await self._view(slot)
         if view is None:
             return SlotCondition("unknown", "", "the server does not show its slots")
         return self._judge(view, self._left.get(view.id), session_id, expected)
@@ -126,7 +144,7 @@ class SlotPool:
             return SlotCondition("ours", "", evidence)
         return SlotCondition("foreign" if view.tokens else "cold", "", evidence)
 
-    async def _view(self, slot: int | None) -> SlotView | None:
+    async def _view(self, slot: int) -> SlotView | None:
         return next((view for view in await self._client.slots() if view.id == slot), None)
 
     async def _note(self, slot: int, session_id: str) -> None:
@@ -144,42 +162,41 @@ class SlotPool:
 
     # --- the queue --------------------------------------------------------------------------------------------
 
-    async def _acquire(self, waiter: _Waiter) -> int:
+    async def _acquire(self, waiter: _Waiter) -> int | None:
         self._queue.append(waiter)
         self._dispatch()
         try:
             return await waiter.granted
         except asyncio.CancelledError:
-            if waiter.granted.done() and not waiter.granted.cancelled():
-                self._free.add(waiter.granted.result())
-            else:
+            if waiter.granted.cancelled():
                 self._queue.remove(waiter)
+            elif (slot := waiter.granted.result()) is not None:
+                self._busy.remove(slot)
             self._dispatch()
             raise
 
     def _dispatch(self) -> None:
         """Give the free slots to those who have waited longest, and tell the others their new place."""
         for waiter in list(self._queue):
-            slot = self._slot_for(waiter)
-            if slot is not None:
-                self._free.remove(slot)
-                self._queue.remove(waiter)
-                waiter.granted.set_result(slot)
+            if self.total is None:
+                self._grant(waiter, None)
+            elif (slot := self._slot_for(waiter, set(range(self.total)) - self._busy)) is not None:
+                self._busy.add(slot)
+                self._grant(waiter, slot)
         for place, waiter in enumerate(self._queue, start=1):
             if waiter.place != place:
                 waiter.place = place
                 waiter.on_place(place)
 
-    def _slot_for(self, waiter: _Waiter) -> int | None:
+    def _grant(self, waiter: _Waiter, slot: int | None) -> None:
+        self._queue.remove(waiter)
+        waiter.granted.set_result(slot)
+
+    def _slot_for(self, waiter: _Waiter, free: set[int]) -> int | None:
         """Return the free slot that the waiter should have now: its own and no other, else the longest unused."""
         own = next((slot for slot, left in self._left.items() if left.session_id == waiter.session_id), None)
-        if own is None and waiter.prefer in self._unclaimed():
-            own = waiter.prefer
+        if own is None and waiter.prefer is not None and waiter.prefer not in self._left:
+            own = waiter.prefer if waiter.prefer < (self.total or 0) else None
         if own is not None:
-            return own if own in self._free else None
-        return min(
-            self._free, key=lambda slot: (self._left[slot].turn if slot in self._left else 0, slot), default=None
-        )
-
-    def _unclaimed(self) -> set[int]:
-        return set(range(self.total or 0)) - self._left.keys()
+            return own if own in free else None
+        return min(free, key=lambda slot: (self._left[slot].turn if slot in self._left else 0, slot), default=None)

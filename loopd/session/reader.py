@@ -171,18 +171,17 @@ def check_epoch(session_id: str, directory: Path, epoch: int) -> tuple[SessionRe
     """
     path, log = files.log_path(directory, epoch), Log(epoch)
     good_bytes = 0
-    replay: Replay | None = None
+    replay: Replay
     try:
         for entry in files.scan(session_id, path, log):
             if isinstance(entry.record, SessionStart):
                 replay = Replay(files.read_baseline(session_id, directory, entry.record))
-            if replay:
-                replay.add(entry.record)
+            replay.add(entry.record)
             if log.whole:
                 good_bytes = entry.offset + entry.length
     except SessionRefused as fault:
         return fault, log, good_bytes
-    if replay and replay.violation:
+    if replay.violation:
         return SessionRefused(session_id, path, f"{path}: {replay.violation}"), log, good_bytes
     return None, log, good_bytes
 

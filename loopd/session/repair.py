@@ -47,10 +47,11 @@ class Repaired:
 
 
 def repair(home: Home, session_id: str) -> Repaired | None:
-    """Keep the original and cut the log before its bad batch; None where nothing stops the session.
+    """Keep the original and cut the log before its bad batch; None where no cut helps, and nothing is changed.
 
     What stops a session is in its newest epoch. If nothing of that is good (line 1, or the baseline), the epoch is
-    removed; if it is the only one, the session is moved to `refused/` as it is.
+    removed; if it is the only one, the session is moved to `refused/` as it is. A line 1 that is whole but unknown
+    is left alone: a newer release wrote it, and reads it.
 
     Raises:
         SessionNotFound: there is none.
@@ -156,7 +157,7 @@ def _shared(session_id: str, path: Path, epoch: int, upto: int | None) -> _Share
 def _repair(home: Home, session_id: str, directory: Path) -> Repaired | None:
     epochs = files.epochs(session_id, directory)
     fault, log, good_bytes = check_epoch(session_id, directory, epochs[-1])
-    if not isinstance(fault, (TornLog, BaselineError)):
+    if not isinstance(fault, (TornLog, BaselineError)) or _is_newer(fault):
         return None
     if isinstance(fault, TornLog) and fault.good_lines:
         kept = _keep(home, session_id, directory)
@@ -168,6 +169,10 @@ def _repair(home: Home, session_id: str, directory: Path) -> Repaired | None:
     _remove_epoch(session_id, directory, epochs[-1])
     _, older, _ = check_epoch(session_id, directory, epochs[-2])
     return Repaired(session_id, str(fault), kept, epochs[-2], older.whole_line)
+
+
+def _is_newer(fault: TornLog | BaselineError) -> bool:
+    return isinstance(fault, TornLog) and fault.kind == "unknown_record" and fault.line == 1
 
 
 def _keep(home: Home, session_id: str, directory: Path) -> Path:

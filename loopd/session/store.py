@@ -75,7 +75,7 @@ class Session:
 
         Raises:
             SessionExists: there is one of this id.
-            SessionIoError: the disk does not take it; nothing is left behind.
+            SessionIoError: the disk does not take it and nothing is left behind, or what was made cannot be opened.
             UsageError: no session id.
         """
         start = SessionStart(
@@ -140,8 +140,8 @@ class Session:
 
     @property
     def lines(self) -> int:
-        """How many records there are."""
-        return self._log.line
+        """How many records there are; a reader in another thread sees one once it is whole."""
+        return len(self._offsets) - 1
 
     @property
     def size_bytes(self) -> int:

@@ -97,7 +97,7 @@ class FakeEngine:
     async def baseline(self) -> Baseline:
         return BASELINE
 
-    async def admit(self, session: Session) -> None:  # noqa: ARG002 - the engine's signature
+    async def admit(self, session: Session) -> None:
         if self.refusal:
             raise self.refusal
 

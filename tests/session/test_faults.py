@@ -185,6 +185,29 @@ def test_a_session_that_cannot_be_made_leaves_nothing_behind(home: Home) -> None
     create(home).close()
 
 
+@pytest.mark.parametrize(
+    ("name", "nth"), [("mkdir", 0), ("fsync", 0), ("fsync", 1), ("fsync", 2), ("fsync", 3), ("rename", 0)]
+)
+def test_whatever_fails_while_a_session_is_made_leaves_nothing_behind(
+    home: Home, monkeypatch: pytest.MonkeyPatch, name: str, nth: int
+) -> None:
+    real, calls = getattr(os, name), 0
+
+    def broken(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == nth + 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(*args)
+
+    monkeypatch.setattr(os, name, broken)
+    with pytest.raises(SessionIoError, match=str(home.sessions)):
+        create(home)
+    monkeypatch.undo()
+    assert list(home.sessions.iterdir()) == []
+    create(home).close()
+
+
 @pytest.mark.parametrize("failing", ["fsync", "fdatasync"])
 def test_open_fails_where_what_it_would_read_cannot_be_synced(
     home: Home, with_a_turn: Session, monkeypatch: pytest.MonkeyPatch, failing: str

@@ -158,6 +158,7 @@ def test_last_usage_is_the_last_with_numbers() -> None:
         (b"[]\n", "unknown_record"),
         (b'{"type":"thought"}\n', "unknown_record"),
         (encode_record(ASK).replace(b'"key"', b'"kex"'), "unknown_record"),
+        (encode_record(START).replace(b'"epoch":0', b'"epoch":-1'), "unknown_record"),
         (encode_record(ASK)[:-2] + b',"mood":"good"}\n', "unknown_record"),
     ],
 )

@@ -162,6 +162,14 @@ def test_a_title_may_be_cut_in_the_middle_of_a_character(home: Home, session: Se
     assert titles["s1"] == ""
 
 
+def test_a_second_line_that_is_damaged_gives_no_title(home: Home, session: Session) -> None:
+    say(session)
+    for line in (b"nonsense", b"[]", b'{"text":5}', b"", b"\xff"):
+        lines = log_of(home).read_bytes().splitlines(keepends=True)
+        log_of(home).write_bytes(b"".join([lines[0], line + b"\n", *lines[2:]]))
+        assert [it.title for it in reader.summaries(home)] == [""]
+
+
 def test_a_list_shows_what_is_refused_and_goes_on(home: Home, session: Session) -> None:
     say(session)
     for session_id in ("cut", "half", "start", "bare"):

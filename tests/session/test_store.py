@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -15,15 +16,17 @@ from loopd.errors import (
     ReplayViolation,
     SessionBusy,
     SessionExists,
+    SessionIoError,
     SessionNotFound,
     SessionReadOnly,
     TornLog,
     UsageError,
 )
 from loopd.home import Home
-from loopd.proto.records import SessionStart
+from loopd.proto.canonical import canonical, sha256
+from loopd.proto.records import SessionStart, encode_record
 from loopd.session.replay import Request, replay, tool_call
-from loopd.session.store import Session, dir_for, sweep
+from loopd.session.store import Session, dir_for, make, sweep
 from tests.session.builders import (
     AT,
     CLOCK,
@@ -334,6 +337,24 @@ def test_only_new_messages_are_hashed(session: Session, monkeypatch: pytest.Monk
     request = session.request("short")
     assert request.request_bytes > 100_000
     assert len(request.messages) == 4
+
+
+@pytest.mark.parametrize("change", [{"version": 9}, {"hostname": "pi"}, {"arguments": "xml"}])
+def test_a_baseline_that_this_release_does_not_know_is_refused_by_name(home: Home, change: dict[str, Any]) -> None:
+    data = canonical(json.loads(make_baseline().encoded()) | change)
+    start = SessionStart(at=AT, version=1, epoch=0, slot=0, baseline=sha256(data), owner_uid=0)
+    os.close(make(home, "s1", data, [encode_record(start)]))
+    with pytest.raises(BaselineError, match=next(iter(change))):
+        Session.open(home, "s1", limits=LIMITS)
+
+
+def test_a_baseline_that_may_not_be_read_is_an_error_with_its_path(home: Home, session: Session) -> None:
+    session.close()
+    path = dir_for(home, "s1") / "0.baseline.json"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(SessionIoError, match=str(path)):
+        Session.open(home, "s1", limits=LIMITS)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[]", None])

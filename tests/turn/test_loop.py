@@ -1,5 +1,6 @@
 import asyncio
 import json
+import os
 from itertools import pairwise
 from typing import Any
 
@@ -8,7 +9,6 @@ import pytest
 from loopd.errors import ReplayViolation, SessionIoError
 from loopd.proto.frames import Delta, Prefill, RecordFrame
 from loopd.proto.records import Assistant, ToolResult, TurnEnd
-from loopd.session import store
 from loopd.session.store import Session
 from loopd.tools.port import Outcome, Tool
 from tests.tools.fake import FakePort, tool
@@ -249,14 +249,14 @@ async def test_a_disk_that_refuses_the_batch_is_a_typed_end_and_the_session_goes
     bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     b = await bench()
-    real = store.os.write
+    real = os.write
 
     def full(descriptor: int, data: bytes) -> int:
         if b'"type":"user"' in data:
             raise OSError(28, "No space left on device")
         return real(descriptor, data)
 
-    monkeypatch.setattr(store.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     end = await b.say("Hello.")
     assert (end.reason, end.code, end.recorded, end.text) == ("interrupted", "session_io", False, "Hello.")
     monkeypatch.undo()
