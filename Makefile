@@ -73,10 +73,10 @@ clean:  ## remove .venv and build
 NAME ?= virtual
 DEVICE_DEBS := mmdebstrap systemd-container iproute2 openssh-client util-linux
 DEVICE_PYTHON := .venv/bin/python
-SSH_CONFIG := $(wildcard build/devices/$(DEVICE)/ssh_config)
-ANSIBLE := cd ansible && $(if $(SSH_CONFIG),ANSIBLE_SSH_ARGS="-F $(abspath $(SSH_CONFIG))") \
-	../.venv/bin/ansible-playbook -i $(or $(INVENTORY),$(DEVICE)$(comma)) $(if $(INVENTORY),--limit $(DEVICE))
 comma := ,
+SSH_CONFIG = $(wildcard build/devices/$(DEVICE)/ssh_config)
+ANSIBLE = cd ansible && $(if $(SSH_CONFIG),ANSIBLE_SSH_ARGS="-F $(abspath $(SSH_CONFIG))") \
+	../.venv/bin/ansible-playbook -i $(or $(INVENTORY),$(DEVICE)$(comma)) $(if $(INVENTORY),--limit $(DEVICE))
 
 # Debian packages are installed here, and only those that are missing.
 setup-device: setup  ## the Debian packages that a virtual device and a rollout need
