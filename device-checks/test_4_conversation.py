@@ -19,9 +19,23 @@ TEXTS = (
     "Thank you. Say goodbye.",
 )
 
+_CONVERSATIONS = 3
+
 
 def talk(instance: Instance, between: Callable[[], Any]) -> list[dict[str, Any]]:
-    """Hold four turns with `between` done between the second and the third; return the recomputed token table."""
+    """Hold four turns with `between` done between the second and the third; return the recomputed token table.
+
+    A model that writes a word in other tokens than its tokenizer would loses some of that answer, whoever replays it
+    (cause `retokenised`). That says nothing about what is checked here, so the conversation is then held again.
+    """
+    for _ in range(_CONVERSATIONS):
+        table = _talk_once(instance, between)
+        if all(row["cause"] != "retokenised" for row in table):
+            return table
+    raise AssertionError(f"{_CONVERSATIONS} conversations were retokenised")
+
+
+def _talk_once(instance: Instance, between: Callable[[], Any]) -> list[dict[str, Any]]:
     session, evaluated = instance.session(), []
     for number, text in enumerate(TEXTS, start=1):
         before = counters(instance)
@@ -115,13 +129,13 @@ def test_dropped_client_comes_back_to_its_turn(second: Second, device: Device) -
     assert counters(second).evaluated - before.evaluated == rows[0]["evaluated"]
 
 
-def test_busy_device_loses_nothing(installed: Instance, device: Device) -> None:
+def test_busy_device_loses_nothing(second: Second, device: Device) -> None:
     """With every core of the device busy, four turns still lose no token."""
     device.out(
         "systemd-run --unit=loopd-checks-load --collect -p RuntimeMaxSec=600 "
         "sh -c 'for _ in $(seq $(nproc)); do (while :; do :; done) & done; wait'"
     )
     try:
-        assert lost(talk(installed, lambda: None)) == [0, 0, 0, 0]
+        assert lost(talk(second, lambda: None)) == [0, 0, 0, 0]
     finally:
         device.run("systemctl stop loopd-checks-load.service")

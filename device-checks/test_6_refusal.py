@@ -38,7 +38,7 @@ def test_torn_log_is_refused_with_file_and_line(second: Second, device: Device) 
     assert place in errors
     second.say(whole, "Still there?", f"{whole}-2")
     fork = second.session()
-    second.bxctl("fork %s --to %s --upto 4", torn, fork)
+    second.bxctl("fork %s %s --upto 4", torn, fork)
     assert second.say(fork, "Go on.", f"{fork}-2")[-1]["reason"] == "completed"
 
 
@@ -48,13 +48,15 @@ def test_full_disk_loses_nothing(second: Second, device: Device) -> None:
     session = second.session()
     second.say(session, "Hello.", f"{session}-1")
     before = second.json("show %s", session)["records"]
-    device.run("dd if=/dev/zero of=%s bs=64k", f"{second.home}/fill")
-    said = second.bxctl("chat --session %s --message %s --key %s", session, "More.", f"{session}-2", ok=False)
+    # Longer than the room that the log's last page on the disk may still have.
+    long = "More. " * 2000
+    device.run("dd if=/dev/zero of=%s bs=4k", f"{second.home}/fill")
+    said = second.bxctl("chat --session %s --message %s --key %s", session, long, f"{session}-2", ok=False)
     assert "error:" in said
     assert "Traceback" not in said
     device.out("rm %s", f"{second.home}/fill")
     second.restart()
-    assert second.say(session, "More.", f"{session}-2")[-1]["reason"] == "completed"
+    assert second.say(session, long, f"{session}-2")[-1]["reason"] == "completed"
     after = second.json("show %s", session)["records"]
     assert after[: len(before)] == before
 

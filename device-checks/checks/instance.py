@@ -82,7 +82,7 @@ class Instance:
     def forget(self) -> None:
         """Delete the sessions that were made here."""
         for session in self._sessions:
-            self.device.run(f"{self._environment()} bxctl delete %s", session)
+            self.device.run(f"{self._environment()} bxctl delete --yes %s", session)
         self._sessions.clear()
 
     def _environment(self) -> str:
@@ -134,11 +134,11 @@ class Second(Instance):
         self.wait()
 
     def configure(self, extra: str = "", *, max_completion_tokens: int = 32) -> None:
-        """Write its configuration: short answers, its own sockets, and `extra` lines for `[loop]`."""
+        """Write its configuration: the likeliest answers, kept short, its own sockets, `extra` lines for `[loop]`."""
         gguf = self.device.out("sed -n '/^gguf = /p' /etc/loopd/loopd.toml")
         self._write(
             self.config_file,
-            f'[model]\nurl = "unix:{self.model_socket}"\n{gguf}\ncontext_tokens = 4096\n'
+            f'[model]\nurl = "unix:{self.model_socket}"\n{gguf}\ncontext_tokens = 4096\ntemperature = 0.0\n'
             f"[loop]\nmax_completion_tokens = {max_completion_tokens}\nmin_free_bytes = 0\n{extra}\n"
             f'[channel]\nsocket = "{self.socket}"\ngroup = "loopd"\n',
         )
