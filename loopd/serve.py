@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 from systemd_watchdog.systemd_watchdog import WatchDog
 
@@ -91,7 +91,7 @@ async def _serve(home: Home, config: Config, load: Load) -> None:
                 group.create_task(_reload(parts, server, reload, load)),
             ]
             log.info("ready release=%s home=%s socket=%s", __version__, home.path, server.path)
-            watchdog.ready()
+            _tell(watchdog.ready)
             await stopping.wait()
             log.info("stopping")
             for task in background:
@@ -124,12 +124,18 @@ def _parts(home: Home, config: Config) -> Parts:
     )
 
 
+def _tell(word: Callable[[], None]) -> None:
+    """Say a word to the service manager; one that does not listen is no reason to end."""
+    with suppress(OSError):
+        word()
+
+
 async def _feed(watchdog: WatchDog) -> None:
     """Tell systemd that the event loop turns: nothing that waits for the model runs in it."""
     if not watchdog.is_enabled:
         return
     while True:
-        watchdog.notify()
+        _tell(watchdog.notify)
         await asyncio.sleep(watchdog.timeout / 4_000_000)
 
 
