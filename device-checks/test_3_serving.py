@@ -101,10 +101,10 @@ def test_logs_on_disk_are_whole(installed: Instance) -> None:
 
     Seen failing: a byte cut from the end of a log.
     """
-    status, _, errors = installed.loopd("session verify")
-    assert (status, errors) == (0, "")
-    status, _, errors = installed.loopd("audit verify")
-    assert (status, errors) == (0, "")
+    for command in ("session verify", "audit verify"):
+        status, _, errors = installed.loopd(command)
+        assert errors == ""
+        assert status == 0
 
 
 def test_journal_of_this_boot_is_free_of_errors(device: Device) -> None:
