@@ -1,8 +1,7 @@
 """Fixtures and hooks of the device checks: options, the leased device, stages, the report."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from checks.device import Device, DeviceLeased
@@ -52,9 +51,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Collect outcomes; a failure latches its stage and brings the end of the journal."""
-    made: pytest.TestReport = yield
+    made = yield
     report = item.config.stash[_REPORT]
     if made.failed:
         item.config.stash[_LATCH].fail(_stage(item), item.name)
