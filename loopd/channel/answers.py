@@ -34,6 +34,7 @@ from loopd.session import files, reader
 from loopd.session.store import dir_for
 
 _RECORDS_PER_READ = 64
+_ENGINE_S = 5.0
 
 
 class Answers:
@@ -66,7 +67,7 @@ class Answers:
             case List():
                 return await self._sessions.listing()
             case Status():
-                return self._facts() | await self._sessions.status() | await self._engine.status()
+                return self._facts() | await self._sessions.status() | await self._engine_status()
             case UsageOf():
                 rows = await self._rows(frame.session)
                 return {
@@ -89,6 +90,14 @@ class Answers:
                 raise FrameInvalid(f"call {frame.call} of session {frame.session[:80]} waits for no approval")
             case _:
                 raise FrameInvalid(f"{frame.type} cannot be answered here")
+
+    async def _engine_status(self) -> dict[str, Any]:
+        """Return the engine's facts; a model server that does not answer must not keep `status` from answering."""
+        try:
+            async with asyncio.timeout(_ENGINE_S):
+                return await self._engine.status()
+        except TimeoutError:
+            return {"model": {"state": "unknown", "reason": f"no answer within {_ENGINE_S:g} s"}}
 
     async def _change(self, frame: Fork | Delete, peer: Peer) -> dict[str, Any]:
         if isinstance(frame, Fork):

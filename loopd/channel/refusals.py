@@ -25,8 +25,11 @@ class Refusals:
 
     async def check_all(self) -> None:
         """Verify every session, one after another in a thread."""
-        for summary in await asyncio.to_thread(reader.summaries, self._home):
-            await self.check(summary.id)
+        try:
+            for summary in await asyncio.to_thread(reader.summaries, self._home):
+                await self.check(summary.id)
+        except Exception:  # the end of a task: the sessions are checked again as they are opened
+            logger.exception("check_failed")
         self._checked.set()
 
     async def check(self, session_id: str) -> None:

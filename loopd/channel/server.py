@@ -42,7 +42,7 @@ class ChannelServer:
     def __init__(self, home: Home, config: Config, engine: Engine, *, release: str) -> None:
         self.path = config.channel_socket(home.path)
         self._home, self._config, self._engine, self._release = home, config, engine, release
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, asyncio.Task[None]] = {}
         self._started_s = monotonic_s()
         self._stack = AsyncExitStack()
 
@@ -76,42 +76,54 @@ class ChannelServer:
         self._sessions.limits = config.loop
 
     async def _end(self) -> None:
+        """Let clients go, cancel turns, end whatever a client's last frame still waits for, and close the logs.
+
+        The shares of `stop_timeout_s` add up to less than nine tenths of it.
+        """
+        whole_s = self._config.loop.stop_timeout_s
         for connection in list(self._connections):
             connection.close()
-        await self._sessions.stop(patience_s=self._config.loop.stop_timeout_s / 2)
-        for connection in list(self._connections):
+        await self._sessions.cancel_turns(patience_s=0.4 * whole_s)
+        clients = dict(self._connections)
+        for connection in clients:
             connection.abort()
+        if clients:
+            _, waiting = await asyncio.wait(clients.values(), timeout=0.1 * whole_s)
+            for task in waiting:
+                task.cancel()
+            if waiting:
+                await asyncio.wait(waiting, timeout=0.1 * whole_s)
+        await self._sessions.cancel_turns(patience_s=0.1 * whole_s)  # what began meanwhile
+        await self._sessions.close()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._tasks.create_task(self._client(reader, writer))
-
-    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = _peer_of(writer.get_extra_info("socket"))
-        table = self._config.channel
         connection = Connection(
             reader,
             writer,
-            peer=peer,
-            table=table,
+            peer=_peer_of(writer.get_extra_info("socket")),
+            table=self._config.channel,
             sessions=self._sessions,
             answers=self._answers,
             release=self._release,
         )
-        if len(self._connections) >= table.max_clients:
+        most = self._config.channel.max_clients
+        if len(self._connections) >= most:
             connection.refuse(
                 LimitReached(
-                    f"{table.max_clients} clients are connected (max_clients)",
+                    f"{most} clients are connected (max_clients)",
                     hint="end one of them, or raise max_clients in [channel]",
                 )
             )
-            return
-        self._connections.add(connection)
+        else:
+            self._connections[connection] = self._tasks.create_task(self._serve(connection))
+
+    async def _serve(self, connection: Connection) -> None:
         try:
             await connection.run()
         except Exception:
-            logger.exception("client_failed uid=%d pid=%d", peer.uid, peer.pid)
+            logger.exception("client_failed")
         finally:
-            self._connections.discard(connection)
+            del self._connections[connection]
 
     def _facts(self) -> dict[str, Any]:
         return {

@@ -55,7 +55,7 @@ def chat(
 
 
 @contextmanager
-def interrupts(conversation: Conversation) -> Iterator[None]:
+def interrupts(conversation: Conversation, on_first: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Make the first Ctrl-C cancel the turn; the second leaves at once, and the turn goes on without us."""
     loop = asyncio.get_running_loop()
     pressed = False
@@ -65,6 +65,7 @@ def interrupts(conversation: Conversation) -> Iterator[None]:
         if pressed:
             raise KeyboardInterrupt
         pressed = True
+        on_first()
         conversation.cancel()
 
     loop.add_signal_handler(signal.SIGINT, press)

@@ -121,7 +121,7 @@ class Interactive:
         self._key, self._end = new_key(), asyncio.get_running_loop().create_future()
         self._view.others = False
         try:
-            with interrupts(self._conversation):
+            with interrupts(self._conversation, self._cancelling):
                 await self._conversation.say(text, self._key)
                 end = await self._end
         finally:
@@ -136,6 +136,9 @@ class Interactive:
             return ""
         self._hint("")
         return "" if isinstance(end, TurnEndFrame) and end.recorded else text
+
+    def _cancelling(self) -> None:
+        self._view.wait("cancelling; Ctrl-C once more leaves, and the turn goes on")
 
     def _lost(self) -> None:
         self._view.rest()

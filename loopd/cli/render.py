@@ -33,8 +33,10 @@ def short(text: str) -> str:
 
 def console() -> Console:
     """Return the screen; where it is a file or a pipe, lines are as long as they are."""
-    screen = Console(highlight=False)
-    return screen if screen.is_terminal else Console(highlight=False, width=_WIDE)
+    screen = Console(highlight=False, markup=False, emoji=False)
+    if not screen.is_terminal:
+        screen.width = _WIDE
+    return screen
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:

@@ -55,8 +55,11 @@ class AnswerView:
             self._streamed = False
 
     def _stream(self, text: str, style: str | None = None) -> None:
-        """Print a piece of text at once, wherever it ends."""
-        self._console.print(plain(text), end="", style=style, markup=False, soft_wrap=True)
+        """Print a piece of text at once, wherever it ends; without a style exactly as it is."""
+        if style:
+            self._console.print(plain(text), end="", style=style, soft_wrap=True)
+        else:
+            self._console.file.write(plain(text))
         self._console.file.flush()
         if text:
             self._in_line = not text.endswith("\n")
@@ -87,12 +90,12 @@ class TurnView(AnswerView):
         match frame:
             case Accepted():
                 self._usage, self._reasoned = UsageLine(), False
-                self._wait("waiting for the model")
+                self.wait("waiting for the model")
             case Queued():
                 place = f"place {frame.place} in the queue" if frame.place else "waiting for the model server"
-                self._wait(f"{place} {plain(frame.reason)}")
+                self.wait(f"{place} {plain(frame.reason)}")
             case Prefill():
-                self._wait(f"reading {frame.processed:,} of {frame.total:,} tokens, {frame.cached:,} cached")
+                self.wait(f"reading {frame.processed:,} of {frame.total:,} tokens, {frame.cached:,} cached")
             case _:
                 self.rest()
                 self._show_step(frame)
@@ -105,7 +108,7 @@ class TurnView(AnswerView):
             case ToolStarted():
                 self._finish_line()
                 self._dim(f"→ {short(frame.name)} {short(frame.arguments)}")
-                self._wait(f"running {short(frame.name)}")
+                self.wait(f"running {short(frame.name)}")
             case ToolResultFrame():
                 self._dim(f"← {'' if frame.ok else 'failed: '}{short(frame.content)}")
             case UsageFrame():
@@ -122,7 +125,7 @@ class TurnView(AnswerView):
         self._usage.add(frame)
         if frame.loss:
             what = f"lost {frame.loss:,} cached tokens: {frame.cause or 'unknown'}"
-            self._console.print(what, style="yellow", markup=False)
+            self._console.print(what, style="yellow")
 
     def rest(self) -> None:
         """Take the status line away."""
@@ -132,7 +135,7 @@ class TurnView(AnswerView):
 
     def said(self, text: str) -> None:
         """Print what a person said."""
-        self._console.print(f"› {plain(text)}", style="bold", markup=False)
+        self._console.print(f"› {plain(text)}", style="bold")
 
     def _record(self, record: dict[str, Any]) -> None:
         if self.others and record["type"] == "user":
@@ -142,7 +145,8 @@ class TurnView(AnswerView):
             for call in record["tool_calls"]:
                 self._dim(f"→ {short(call['name'])} {short(call['arguments'])}")
 
-    def _wait(self, text: str) -> None:
+    def wait(self, text: str) -> None:
+        """Show a status line until the next thing that is printed."""
         self._finish_line()
         if self._status is None:
             self._status = self._console.status("", spinner="dots", spinner_style="dim")
@@ -150,4 +154,4 @@ class TurnView(AnswerView):
         self._status.update(Text(text, style="dim"))
 
     def _dim(self, text: str) -> None:
-        self._console.print(text, style="dim", markup=False)
+        self._console.print(text, style="dim")

@@ -4,7 +4,8 @@ It is written once, as canonical JSON, beside the log; line 1 of the log carries
 tomorrow is in it: no date, host name, tool count, release.
 """
 
-from functools import cached_property
+import json
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,6 +14,7 @@ from loopd.proto.canonical import canonical, sha256
 from loopd.proto.model_identity import ModelIdentity, TemplateIdentity
 
 BASELINE_VERSION = 1
+_dumps = partial(json.dumps, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 class Baseline(BaseModel):
@@ -63,8 +65,13 @@ class Baseline(BaseModel):
 
     @cached_property
     def tools_json(self) -> bytes:
-        """The tool definitions as a JSON array, ready for a request's body."""
-        return canonical(list(self.tools))
+        """The tool definitions as a JSON array, ready for a request's body.
+
+        Keys are sorted but for the arguments of a tool: those that are required come first, in the order in which
+        the schema requires them. A server that builds a grammar from a schema makes the model write the arguments in
+        the schema's order, and what is called should be chosen before what it is called with.
+        """
+        return _dumps([_required_first(tool) for tool in self.tools]).encode()
 
     def difference(self, model: ModelIdentity, template: TemplateIdentity) -> str:
         """Say how a server's model and template differ from the baseline's; '' where they are the same.
@@ -79,6 +86,19 @@ class Baseline(BaseModel):
             ours, theirs = (f"{it.name} ({it.sha256[:19]}…)" for it in (self.template, template))
             return f"the session began with the chat template {ours}, the server has {theirs}"
         return ""
+
+
+def _required_first(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    if isinstance(value, list):
+        return [_required_first(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    ordered = {key: _required_first(value[key]) for key in sorted(value)}
+    properties, required = ordered.get("properties"), ordered.get("required")
+    if isinstance(properties, dict) and isinstance(required, list):
+        first = [name for name in required if name in properties]
+        ordered["properties"] = {name: properties[name] for name in dict.fromkeys([*first, *properties])}
+    return ordered
 
 
 def _is_other_model(ours: ModelIdentity, theirs: ModelIdentity) -> bool:

@@ -18,6 +18,7 @@ have their keys in that order.
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from loopd.errors import ReplayViolation
 from loopd.proto.canonical import canonical, object_text
@@ -147,13 +148,17 @@ def serialisation(messages: Iterable[bytes]) -> bytes:
     return b"".join(message + b"\n" for message in messages)
 
 
-def tool_call(call_id: str, name: str, arguments: str) -> ToolCall:
+def tool_call(call_id: str, name: str, arguments: str, form: Literal["string", "object"] = "string") -> ToolCall:
     """Return the call as it is recorded: with what replay will send for it for ever (SPEC 2.1).
 
-    Arguments that are no JSON object make a model server refuse every later request; for them `{}` is sent, and
-    their text stands in the message.
+    As a string the arguments go back to the letter, so that they have the tokens that the model produced. Arguments
+    that are no JSON object make a model server refuse every later request; for them `{}` is sent, and their text
+    stands in the message.
     """
-    return ToolCall(id=call_id, name=name, arguments=arguments, sent=object_text(arguments) or "{}")
+    compact = object_text(arguments)
+    if compact is None:
+        return ToolCall(id=call_id, name=name, arguments=arguments, sent="{}")
+    return ToolCall(id=call_id, name=name, arguments=arguments, sent=arguments if form == "string" else compact)
 
 
 def _content(record: Assistant) -> str:

@@ -124,6 +124,7 @@ class Turn:
         """Ask and run tools until an answer calls none; return how the turn ended, its end recorded."""
         await self._model_ready()
         asked: User | None = user
+        form = self._session.baseline.arguments
         while True:
             if stop := self._limits.step(monotonic_s()):
                 raise _Ended.by_limit(stop)
@@ -133,7 +134,7 @@ class Turn:
                 text=_sound(completion.text),
                 reasoning=_sound(completion.reasoning),
                 tool_calls=tuple(
-                    tool_call(_sound(call.id), _sound(call.name), _sound(call.arguments))
+                    tool_call(_sound(call.id), _sound(call.name), _sound(call.arguments), form)
                     for call in completion.tool_calls
                 ),
                 finish_reason=completion.finish_reason,

@@ -23,12 +23,12 @@ LIMIT_MS = 5.0
 class Direct:
     """A client that only appends messages, in slot 1."""
 
-    def __init__(self, url: str, baseline: dict[str, Any]) -> None:
+    def __init__(self, url: str, exported: dict[str, Any]) -> None:
         self._http = httpx.Client(
             transport=httpx.HTTPTransport(uds=url.removeprefix("unix:")), base_url="http://model", timeout=300
         )
-        self._fixed = {"tools": baseline["tools"], "id_slot": 1, "temperature": 0, "max_tokens": 8, "stream": True}
-        self._messages = [{"role": "system", "content": baseline["system_prompt"]}]
+        self._fixed = {"tools": exported["tools"], "id_slot": 1, "temperature": 0, "max_tokens": 8, "stream": True}
+        self._messages = exported["messages"][:1]
 
     def first_delta_s(self, text: str) -> float:
         self._messages.append({"role": "user", "content": text})
@@ -66,7 +66,7 @@ def run() -> list[Row]:
             device = Appliance(root, url, loop={"max_completion_tokens": 8})
             with running(device):
                 talk = Talk(device.socket, "b")
-                direct = Direct(url, device.baseline("b"))
+                direct = Direct(url, device.json("export", "b"))
                 texts = [f"Say something about the number {number}." for number in range(ROUNDS + 1)]
                 pairs = [(talk.first_delta_s(text), direct.first_delta_s(text)) for text in texts][1:]
                 talk.close()

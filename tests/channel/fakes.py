@@ -80,9 +80,9 @@ class FakeEngine:
         self.ran: list[str] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.waiting = asyncio.Semaphore(0)
+        self.ended = asyncio.Semaphore(0)
         self.refusal: Exception | None = None
         self.failure: Exception | None = None
-        self.cancel_returns_end = False
 
     def hold(self, text: str) -> asyncio.Event:
         """Hold the turn of this text after its first delta, until the event is set."""
@@ -94,7 +94,12 @@ class FakeEngine:
         async with asyncio.timeout(PATIENCE_S):
             await self.waiting.acquire()
 
-    async def baseline(self) -> Baseline:
+    async def turn_has_ended(self) -> None:
+        """Wait until one more turn has come to its end, whatever that is."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self.ended.acquire()
+
+    async def baseline(self, _on_wait: Callable[[str], None]) -> Baseline:
         return BASELINE
 
     async def admit(self, session: Session) -> None:
@@ -102,6 +107,12 @@ class FakeEngine:
             raise self.refusal
 
     async def run_turn(self, session: Session, text: str, key: str, emit: Emit) -> TurnEndFrame:
+        try:
+            return await self._turn(session, text, key, emit)
+        finally:
+            self.ended.release()
+
+    async def _turn(self, session: Session, text: str, key: str, emit: Emit) -> TurnEndFrame:
         self.ran.append(text)
         if self.failure:
             raise self.failure

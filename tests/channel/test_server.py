@@ -14,10 +14,10 @@ from loopd.clock import monotonic_s
 from loopd.config import Config, parse_config
 from loopd.errors import ChannelError, ConfigError
 from loopd.home import Home
-from loopd.proto.frames import Say, TurnEndFrame
+from loopd.proto.frames import Open, Say, TurnEndFrame
 from loopd.session import reader
 from loopd.session.store import Session
-from tests.channel.fakes import PATIENCE_S, FakeEngine, RawClient, serving
+from tests.channel.fakes import BASELINE, PATIENCE_S, FakeEngine, RawClient, serving
 
 
 def test_the_socket_is_for_its_owner_only(root: Path) -> None:
@@ -129,6 +129,31 @@ async def test_a_stop_ends_within_its_time_with_a_client_that_does_not_read_and_
         began_s = monotonic_s()
     assert monotonic_s() - began_s < 4.0
     await client.close()
+
+
+@pytest.mark.parametrize("what", ["baseline", "admit"])
+async def test_a_stop_ends_what_waits_for_the_model_server(
+    home: Home, config: Config, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    async def wait(*_: object) -> None:
+        engine.waiting.release()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(engine, what, wait)
+    short = parse_config(
+        {"channel": config.channel.model_dump(), "loop": {"stop_timeout_s": 4.0, "min_free_bytes": 0}}, source="test"
+    )
+    Session.create(home, "old", BASELINE, owner_uid=0, limits=short.loop).close()
+    async with serving(home, short, engine) as daemon:
+        client = RawClient(*await asyncio.open_unix_connection(daemon.path))
+        await client.send_bytes(b'{"type":"hello","version":1}\n{"type":"open","session":"old"}\n')
+        await client.until("caught_up")
+        await client.send(Say(session="old", text="x", key="k") if what == "admit" else Open(session="s", create=True))
+        await engine.is_held()
+        began_s = monotonic_s()
+    assert monotonic_s() - began_s < 4.0
+    await client.close()
+    Session.open(home, "old", limits=short.loop).close()
 
 
 async def test_a_reload_changes_the_limits_of_what_is_opened_next(

@@ -264,6 +264,19 @@ async def test_tools_and_status_hold_what_the_engine_says(daemon: Daemon) -> Non
     assert status["disk"]["low"] is False
 
 
+async def test_status_answers_while_the_model_server_does_not(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def wait() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr("loopd.channel.answers._ENGINE_S", 0.01)
+    monkeypatch.setattr(daemon.engine, "status", wait)
+    async with daemon.client() as client:
+        status = await client.ask(Status())
+    assert status["model"]["state"] == "unknown"
+    assert status["sessions"]["total"] == 0
+
+
 async def test_a_fork_goes_on_from_its_line(daemon: Daemon) -> None:
     async with daemon.client() as client:
         await talk(client, "s", "one", "two")

@@ -43,27 +43,28 @@ def test_sixty_turns_of_unicode_lose_nothing_that_is_not_shown_to_be_retokenised
 
 
 def test_a_cancel_in_mid_stream_loses_no_cached_token(device: Appliance) -> None:
-    device.configure(loop={"max_completion_tokens": 512})
+    device.configure(loop={"max_completion_tokens": 64})
     story = "Tell me a very long story about a lighthouse, a ship and a storm."
     with running(device):
         device.chat("c", "Hello, my name is Ada.")
         for again in (story, "What is my name?"):
-            client = subprocess.Popen(
-                [*BXCTL, "chat", "--session", "c", "--message", story, "--json"],
-                env=device.environment,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            assert client.stdout is not None
-            kinds: list[dict[str, Any]] = []
-            for line in client.stdout:
-                kinds.append(json.loads(line))
-                if kinds[-1]["type"] == "delta" and sum(frame["type"] == "delta" for frame in kinds) == 5:
-                    device.bxctl("cancel", "c")
-            assert client.wait(PATIENCE_S) == 1
-            end = kinds[-1]
+            end = cancel_after(device, "c", story, deltas=5)
             assert (end["type"], end["reason"], end["recorded"], end["text"]) == ("turn_end", "cancelled", False, story)
-            device.configure(loop={"max_completion_tokens": 16})
             device.chat("c", again)
         table = device.json("usage", "c")
     assert [row["loss"] for row in table["requests"]] == [0, 0, 0]
+
+
+def cancel_after(device: Appliance, session: str, text: str, *, deltas: int) -> dict[str, Any]:
+    """Say something, cancel it when that many deltas have come, and return the last frame."""
+    arguments = [*BXCTL, "chat", "--session", session, "--message", text, "--json"]
+    with subprocess.Popen(arguments, env=device.environment, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        frame: dict[str, Any] = {}
+        for line in client.stdout:
+            frame = json.loads(line)
+            deltas -= frame["type"] == "delta"
+            if frame["type"] == "delta" and deltas == 0:
+                device.bxctl("cancel", session)
+        assert client.wait(PATIENCE_S) == 1
+    return frame

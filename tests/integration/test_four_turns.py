@@ -19,11 +19,11 @@ def say_and_recompute(device: Appliance, server: ServerNumbers, session: str, te
     device.chat(session, text)
     evaluated = server.evaluated() - before
     row = device.json("usage", session)["requests"][-1]
-    exported: list[dict[str, Any]] = device.json("export", session)["messages"]
-    asked = exported[:-1]
-    assert exported[-1]["role"] == "assistant"
+    exported = device.json("export", session)
+    *asked, answer = exported["messages"]
+    assert answer["role"] == "assistant"
     assert asked[-1] == {"role": "user", "content": text}
-    prompt = server.prompt_tokens(asked, device.baseline(session)["tools"])
+    prompt = server.prompt_tokens(asked, exported["tools"])
     assert (row["prompt_tokens"], row["cached_tokens"], row["evaluated"]) == (prompt, prompt - evaluated, evaluated)
 
 

@@ -64,6 +64,7 @@ def work(device: Appliance, session_id: str) -> None:
 
 
 def test_calls_that_the_real_model_makes_by_itself_lose_no_cached_token(device: Appliance) -> None:
+    device.configure(loop={"max_completion_tokens": 64})
     with running(device):
         device.chat("w", "Hello.")
         device.stop()

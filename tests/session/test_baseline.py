@@ -29,6 +29,15 @@ def test_tools_are_one_canonical_array_in_their_order() -> None:
     assert baseline.tools_json is baseline.tools_json
 
 
+def test_required_arguments_come_first_in_the_order_in_which_they_are_required() -> None:
+    properties = {name: {"type": "string"} for name in ("arguments", "extra", "name")}
+    schema = {"type": "object", "properties": properties, "required": ["name", "arguments"]}
+    tool = {"type": "function", "function": {"parameters": schema, "name": "call_tool"}}
+    sent = json.loads(make_baseline(tools=(tool,)).tools_json)
+    assert list(sent[0]["function"]["parameters"]["properties"]) == ["name", "arguments", "extra"]
+    assert list(sent[0]) == ["function", "type"]
+
+
 @pytest.mark.parametrize(
     "change", [{"hostname": "pi"}, {"version": BASELINE_VERSION + 1}, {"arguments": "xml"}, {"system_prompt": None}]
 )

@@ -284,16 +284,12 @@ async def test_a_turn_that_a_crash_left_open_is_ended_and_nothing_runs_again(ben
 async def test_a_template_that_refuses_a_user_message_after_a_result_gets_a_closing_record(bench: MakeBench) -> None:
     b = await bench({"tool_calls": [call("a")]}, {"error": {"status": 500}})
     check = await b.parts.watch.current()
-    forms = type(check.forms)(**{**_fields(check.forms), "user_after_tool": False})
-    b.parts.watch._check = type(check)(**{**_fields(check), "forms": forms})
+    forms = check.forms.model_copy(update={"user_after_tool": False})
+    b.parts.watch._check = check.model_copy(update={"forms": forms})
     assert (await b.say()).reason == "model_error"
     closing = list(b.session.records())[-2][1]
     assert isinstance(closing, Assistant)
     assert (closing.origin, b.kinds()[-2:]) == ("loopd", ["assistant", "turn_end"])
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 async def test_the_same_inputs_give_the_same_records_but_for_times(bench: MakeBench) -> None:

@@ -1,0 +1,154 @@
+"""The chat in a terminal: what is typed, shown and put back (SPEC 9)."""
+
+import asyncio
+import io
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output.plain_text import PlainTextOutput
+
+from loopd.channel.conversation import Conversation
+from loopd.cli.interactive import Interactive
+from loopd.config import Config
+from loopd.errors import DaemonError, ModelUnavailable
+from loopd.home import Home
+from loopd.proto.frames import Say
+from tests.channel.fakes import PATIENCE_S, Daemon, FakeEngine, serving
+
+ENTER, CTRL_C, CTRL_D = "\r", "\x03", "\x04"
+
+
+@pytest.fixture
+def screen() -> io.StringIO:
+    """What is printed above the prompt while it waits."""
+    return io.StringIO()
+
+
+@pytest.fixture
+def keyboard(monkeypatch: pytest.MonkeyPatch, root: Path, screen: io.StringIO) -> Iterator[PipeInput]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(root / "state"))
+    with create_pipe_input() as pipe, create_app_session(input=pipe, output=PlainTextOutput(screen)):
+        yield pipe
+
+
+@pytest.fixture
+async def daemon(home: Home, config: Config, engine: FakeEngine) -> AsyncIterator[Daemon]:
+    async with serving(home, config, engine) as running:
+        yield running
+
+
+@asynccontextmanager
+async def chatting(daemon: Daemon, keyboard: PipeInput) -> AsyncIterator[None]:
+    """Chat in session `s` for the time of a block, which types; then Ctrl-D."""
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(Interactive(Conversation(daemon.path, "s")).run())
+        yield
+        keyboard.send_text(CTRL_D)
+
+
+async def test_a_text_is_said_its_answer_and_its_usage_line_shown(
+    daemon: Daemon, keyboard: PipeInput, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with chatting(daemon, keyboard):
+        keyboard.send_text("hello" + ENTER)
+        await daemon.engine.turn_has_ended()
+    out, err = capsys.readouterr()
+    assert "HELLO\n10 prompt · 0 cached · 10 evaluated · loss 0 · 0.2 s\n" in out
+    assert err == "new session s\n"
+
+
+async def test_a_text_that_failed_stands_in_the_input_line_again(
+    daemon: Daemon, keyboard: PipeInput, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.engine.failure = ModelUnavailable("no model server", hint="loopd model serve")
+    async with chatting(daemon, keyboard):
+        keyboard.send_text("hello" + ENTER)
+        await daemon.engine.turn_has_ended()
+        daemon.engine.failure = None
+        keyboard.send_text(" again" + ENTER)
+        await daemon.engine.turn_has_ended()
+    assert daemon.engine.ran == ["hello", "hello again"]
+    assert "error: no model server\nhint: loopd model serve\n" in capsys.readouterr().err
+
+
+async def test_ctrl_c_cancels_the_turn_and_puts_the_text_back(
+    daemon: Daemon, keyboard: PipeInput, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.engine.hold("hello")
+    async with chatting(daemon, keyboard):
+        keyboard.send_text("hello" + ENTER)
+        await daemon.engine.is_held()
+        os.kill(os.getpid(), signal.SIGINT)
+        await daemon.engine.turn_has_ended()
+        keyboard.send_text("!" + ENTER)
+        await daemon.engine.turn_has_ended()
+    out, err = capsys.readouterr()
+    assert daemon.engine.ran == ["hello", "hello!"]
+    assert "cancelled" in out
+    assert "error" not in err
+
+
+async def test_ctrl_c_at_the_prompt_clears_the_line(daemon: Daemon, keyboard: PipeInput) -> None:
+    async with chatting(daemon, keyboard):
+        keyboard.send_text("not this" + CTRL_C + "this" + ENTER)
+        await daemon.engine.turn_has_ended()
+    assert daemon.engine.ran == ["this"]
+
+
+async def test_a_session_with_a_past_shows_its_last_turns(
+    daemon: Daemon, keyboard: PipeInput, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with daemon.client() as client:
+        await client.open("s")
+        for text in ("one", "two", "three", "four"):
+            await client.send(Say(session="s", text=text, key=text))
+            await client.until("turn_end")
+    async with chatting(daemon, keyboard):
+        keyboard.send_text("five" + ENTER)
+        for _ in range(5):
+            await daemon.engine.turn_has_ended()
+    out = capsys.readouterr().out
+    assert "› two\nTWO\n› three\nTHREE\n› four\nFOUR\n" in out
+    assert "ONE" not in out
+
+
+async def test_what_another_client_says_is_shown_above_the_prompt(
+    daemon: Daemon, keyboard: PipeInput, screen: io.StringIO
+) -> None:
+    async with chatting(daemon, keyboard):
+        keyboard.send_text("mine" + ENTER)
+        await daemon.engine.turn_has_ended()
+        async with daemon.client() as client:
+            await client.open("s")
+            await client.send(Say(session="s", text="theirs", key="t"))
+            await client.until("turn_end")
+        keyboard.send_text("mine again" + ENTER)
+        for _ in range(2):
+            await daemon.engine.turn_has_ended()
+    assert "› theirs" in screen.getvalue()
+    assert "THEIRS" in screen.getvalue()
+
+
+async def test_a_session_that_cannot_be_opened_ends_the_chat_with_its_error(
+    daemon: Daemon, keyboard: PipeInput
+) -> None:
+    daemon.engine.hold("x")
+    (daemon.home.sessions / "s").write_text("a file")
+    with pytest.raises(DaemonError) as caught:
+        await asyncio.wait_for(Interactive(Conversation(daemon.path, "s")).run(), PATIENCE_S)
+    assert (caught.value.code, caught.value.exit_code) == ("session_refused", 4)
+
+
+async def test_texts_are_kept_for_the_next_chat(daemon: Daemon, keyboard: PipeInput, root: Path) -> None:
+    async with chatting(daemon, keyboard):
+        keyboard.send_text("hello" + ENTER)
+        await daemon.engine.turn_has_ended()
+    kept = root / "state" / "loopd" / "chat-history"
+    assert "+hello" in kept.read_text()
+    assert kept.stat().st_mode & 0o077 == 0

@@ -1,0 +1,132 @@
+"""What people see: nothing steers their terminal, and the usage line adds up (SPEC 9)."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from loopd.cli.render import UsageLine, plain, short, size
+from loopd.cli.view import TurnView
+from loopd.proto.frames import (
+    Accepted,
+    Delta,
+    Opened,
+    Reasoning,
+    RecordFrame,
+    ServerFrame,
+    ToolResultFrame,
+    ToolStarted,
+    TurnEndFrame,
+    UsageFrame,
+)
+
+ACCEPTED = Accepted(session="s", key="k")
+END = TurnEndFrame(session="s", key="k", reason="completed", recorded=True)
+
+
+def account(prompt: int | None, cached: int | None, loss: int | None, seconds: float | None = 0.2) -> UsageFrame:
+    evaluated = prompt - cached if prompt is not None and cached is not None else None
+    cause = "slot_taken" if loss else None
+    return UsageFrame(
+        session="s", prompt_tokens=prompt, cached_tokens=cached, evaluated=evaluated, loss=loss, cause=cause,
+        seconds=seconds,
+    )  # fmt: skip
+
+
+def answer(line: int, text: str) -> RecordFrame:
+    return RecordFrame(session="s", epoch=0, line=line, record={"type": "assistant", "text": text, "tool_calls": []})
+
+
+def shown(*frames: ServerFrame) -> str:
+    out = io.StringIO()
+    view = TurnView(Console(file=out, markup=False, emoji=False, highlight=False, width=200))
+    view.others = False
+    for frame in frames:
+        view.show(frame)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("accounts", "line"),
+    [
+        ([account(1272, 1257, 0)], "1,272 prompt · 1,257 cached · 15 evaluated · loss 0 · 0.2 s"),
+        (
+            [account(100, 0, 0), account(200, 90, 30)],
+            "2 requests · 300 prompt · 90 cached · 210 evaluated · loss 30 · 0.4 s",
+        ),
+        ([account(None, None, None, None)], "the model server reported no tokens · 0.0 s"),
+    ],
+)
+def test_the_usage_line_adds_up_the_requests_of_a_turn(accounts: list[UsageFrame], line: str) -> None:
+    usage = UsageLine()
+    for frame in accounts:
+        usage.add(frame)
+    assert str(usage) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "safe"),
+    [
+        ("a\tb\nc", "a\tb\nc"),
+        ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        ("a\rb\x00\x9b", "ab\\x00\\x9b"),
+        ("\u202eevil", "\\u202eevil"),
+        ("grüße 😀", "grüße 😀"),
+    ],
+)
+def test_control_characters_are_shown_and_not_obeyed(text: str, safe: str) -> None:
+    assert plain(text) == safe
+
+
+def test_a_long_text_is_one_short_line() -> None:
+    assert short("a\n b\t c") == "a b c"
+    assert len(short("x" * 1000)) == 200
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 40, "1024.0 GiB")]
+)
+def test_sizes_are_for_people(size_bytes: int, text: str) -> None:
+    assert size(size_bytes) == text
+
+
+def test_a_streamed_answer_is_printed_once_and_exactly() -> None:
+    text = "**bold** :smile: [red]\tx"
+    frames: list[ServerFrame] = [
+        ACCEPTED,
+        Delta(session="s", text=text[:9]),
+        Delta(session="s", text=text[9:]),
+        answer(3, text),
+        END,
+    ]
+    assert shown(*frames) == text + "\n"
+
+
+def test_an_answer_that_was_not_streamed_is_printed_from_its_record_once() -> None:
+    assert shown(answer(3, "whole"), answer(3, "whole"), END) == "whole\n"
+
+
+def test_after_a_lost_connection_the_answer_begins_on_a_new_line() -> None:
+    opened = Opened(session="s", epoch=0, lines=1, created=False, running=True)
+    assert shown(Delta(session="s", text="HEL"), opened, Delta(session="s", text="HELLO"), END) == "HEL\nHELLO\n"
+
+
+def test_a_turn_with_thoughts_tools_and_a_loss_is_shown_in_order() -> None:
+    text = shown(
+        ACCEPTED,
+        Reasoning(session="s", text="hm"),
+        Delta(session="s", text="I look."),
+        ToolStarted(session="s", call=1, name="call_tool", arguments='{"name":"clock"}'),
+        ToolResultFrame(session="s", call=1, name="call_tool", ok=False, content="no\nclock"),
+        account(100, 70, 30),
+        Delta(session="s", text="Late."),
+        END,
+    )
+    assert text == (
+        "hm\nI look.\n"
+        '→ call_tool {"name":"clock"}\n'
+        "← failed: no clock\n"
+        "lost 30 cached tokens: slot_taken\n"
+        "Late.\n"
+        "100 prompt · 70 cached · 30 evaluated · loss 30 · 0.2 s\n\n"
+    )
