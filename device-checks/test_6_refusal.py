@@ -37,8 +37,7 @@ def test_torn_log_is_refused_with_file_and_line(second: Second, device: Device) 
     assert status == 4
     assert place in errors
     second.say(whole, "Still there?", f"{whole}-2")
-    fork = second.session()
-    second.bxctl("fork %s %s --upto 4", torn, fork)
+    fork = second.bxctl("fork %s --upto 4", torn).strip()
     assert second.say(fork, "Go on.", f"{fork}-2")[-1]["reason"] == "completed"
 
 
