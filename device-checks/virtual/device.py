@@ -20,6 +20,7 @@ ADDRESS = "192.0.2.2"  # documentation range; every device has it, in a network 
 _CGROUP_PREFIX = "loopd-device-"
 _MIN_MEMORY_BYTES = 1024**3
 _BOOT_TIMEOUT_S = 120.0
+_END_TIMEOUT_S = 20.0
 _COMMANDS = {
     "mmdebstrap": "mmdebstrap", "systemd-nspawn": "systemd-container", "ip": "iproute2",
     "nsenter": "util-linux", "unshare": "util-linux", "ssh-keygen": "openssh-client", "ssh": "openssh-client",
@@ -100,13 +101,15 @@ def down(name: str, *, keep_folder: bool = False) -> None:
     if pid is not None:
         descriptor = os.pidfd_open(pid)
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + _END_TIMEOUT_S
         while device.supervisor() is not None and time.monotonic() < deadline:
             time.sleep(0.05)
         os.close(descriptor)
     if not keep_folder:
         shutil.rmtree(device.folder, ignore_errors=True)
-    sweep()
+    deadline = time.monotonic() + _END_TIMEOUT_S
+    while not sweep() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def own(name: str, root: Path) -> None:
@@ -123,13 +126,21 @@ def own(name: str, root: Path) -> None:
     )  # fmt: skip
 
 
-def sweep() -> None:
-    """Remove what devices whose owner died have left: empty control groups, folders, images half made."""
+def sweep() -> bool:
+    """Remove the control groups of devices whose owner died; tell whether those that are empty are all gone.
+
+    A group stays busy for a moment after its last process has ended.
+    """
+    clean = True
     for tree in _cgroup_trees():
         for group in tree.glob(f"{_CGROUP_PREFIX}*"):
-            if _empty(group):
-                for folder, _, _ in os.walk(group, topdown=False):
-                    Path(folder).rmdir()
+            try:
+                if _empty(group):
+                    for folder, _, _ in os.walk(group, topdown=False):
+                        Path(folder).rmdir()
+            except OSError:
+                clean = False
+    return clean
 
 
 def wait_for_ssh(device: Device, timeout_s: float) -> None:
