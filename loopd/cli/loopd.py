@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "audit": ("loopd.cli.session_commands", "Check the audit log."),
+    "backup": ("loopd.cli.backup_commands", "Write every session to one file."),
     "model": ("loopd.cli.model_commands", "Fetch, serve and check a model."),
+    "restore": ("loopd.cli.backup_commands", "Put the sessions of a backup into the home."),
     "session": ("loopd.cli.session_commands", "Verify, repair and fork sessions on disk."),
 }
 
