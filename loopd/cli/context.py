@@ -83,7 +83,6 @@ class LazyGroup(click.Group):
 
 def completion_command(program: str, group: click.Group) -> click.Command:
     """Return the command that prints the shell completion script of a program."""
-
     words = f'Print a shell completion script, e.g. for ~/.bashrc: eval "$({program} completion bash)".'
 
     @click.command("completion", help=words, short_help="Print a shell completion script.")
