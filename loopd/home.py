@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,22 +106,49 @@ class Home:
         Raises:
             HomeError: it belongs to somebody else.
         """
+        if owner := self._other_owner():
+            os.setgroups([owner.st_gid])
+            os.setgid(owner.st_gid)
+            os.setuid(owner.st_uid)
+
+    @contextmanager
+    def as_owner(self) -> Iterator[None]:
+        """Run a block as the home's owner, as `become_owner` does; root is root again behind it.
+
+        Raises:
+            HomeError: the home belongs to somebody else.
+        """
+        owner = self._other_owner()
+        if owner is None:
+            yield
+            return
+        groups, group = os.getgroups(), os.getegid()
+        os.setgroups([owner.st_gid])
+        os.setegid(owner.st_gid)
+        os.seteuid(owner.st_uid)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+            os.setegid(group)
+            os.setgroups(groups)
+
+    def _other_owner(self) -> os.stat_result | None:
+        """Return the owner that root must become; None where nothing is to be done."""
         try:
             owner = self.path.stat()
         except FileNotFoundError:
-            return
+            return None
         except OSError as error:
             raise HomeError(f"cannot look at the home {self.path}: {error.strerror}") from error
         if owner.st_uid == os.geteuid():
-            return
+            return None
         if os.geteuid() != 0:
             raise HomeError(
                 f"the home {self.path} belongs to user {owner.st_uid}, and this is user {os.geteuid()}",
                 hint="run it as that user, or with sudo",
             )
-        os.setgroups([owner.st_gid])
-        os.setgid(owner.st_gid)
-        os.setuid(owner.st_uid)
+        return owner
 
 
 def default_home() -> Path:

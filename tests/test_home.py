@@ -140,6 +140,30 @@ def test_root_becomes_the_owner_with_the_group_first(home: Home, monkeypatch: py
     assert calls == [("setgroups", [978]), ("setgid", 978), ("setuid", 977)]
 
 
+def test_root_is_the_owner_for_a_block_and_root_again_behind_it(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, object]] = []
+
+    def stat(_path: Path) -> os.stat_result:
+        return os.stat_result((0o40700, 1, 1, 1, 977, 978, 0, 0, 0, 0))
+
+    monkeypatch.setattr(Path, "stat", stat)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "getegid", lambda: 5)
+    monkeypatch.setattr(os, "getgroups", lambda: [5, 6])
+    for name in ("setgroups", "setegid", "seteuid"):
+        monkeypatch.setattr(os, name, lambda value, name=name: calls.append((name, value)))
+
+    def fail() -> None:
+        with home.as_owner():
+            calls.append(("block", None))
+            raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        fail()
+    became = [("setgroups", [978]), ("setegid", 978), ("seteuid", 977)]
+    assert calls == [*became, ("block", None), ("seteuid", 0), ("setegid", 5), ("setgroups", [5, 6])]
+
+
 def test_a_home_that_cannot_be_looked_at_is_an_error(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def stat(_path: Path) -> os.stat_result:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -134,7 +134,7 @@ def serve(table: ModelTable, gguf: Path, address: Address, states: Path) -> NoRe
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         running = _start(parameters, gguf)
-        asyncio.run(_until_told(address.url if address.socket else running.listening_address))
+        asyncio.run(_until_told(address, address.url if address.socket else running.listening_address))
     # A prefill in progress would hold an orderly end up for seconds, and there is nothing to save.
     os._exit(0)
 
@@ -178,8 +178,10 @@ def _start(parameters: Any, gguf: Path) -> Any:  # noqa: ANN401 - untyped wheel
         raise ModelSetupError(f"llama.cpp's server does not start with {gguf}", hint=hint) from error
 
 
-async def _until_told(url: str) -> None:
+async def _until_told(address: Address, url: str) -> None:
     """Say that the server is ready, and return at SIGTERM or SIGINT."""
+    if address.socket:
+        address.socket.chmod(0o600)  # the umask leaves its owner the right to execute it
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
@@ -201,7 +203,7 @@ def serve_script(script: Script, address: Address) -> None:
                 server = await stack.enter_async_context(ScriptedServer(script, address.url))
             except OSError as error:
                 raise ModelSetupError(f"cannot listen on {address.url}: {error.strerror}") from error
-            await _until_told(server.url)
+            await _until_told(address, server.url)
 
     os.umask(0o077)
     with bound(address):

@@ -21,7 +21,7 @@ async def test_only_its_owner_may_connect_and_the_socket_is_gone_at_the_end(tiny
     path = tmp_path / "deep" / "m.sock"
     with start_model_server(path, gguf=tiny_model) as url:
         assert url == f"unix:{path}"
-        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0
     assert not path.exists()
 

@@ -1,15 +1,19 @@
 """Backup and restore: nothing of a session is lost on the way, and nothing half is put back."""
 
 import io
+import os
 import tarfile
+import tracemalloc
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from loopd import audit
 from loopd.errors import HomeError, SessionExists
 from loopd.home import Home
 from loopd.session import backup as backups
-from loopd.session import reader
+from loopd.session import files, reader
 from loopd.session.store import Session
 from tests.session.builders import LIMITS, create, log_of, make_home, say
 
@@ -67,6 +71,82 @@ def test_restoring_twice_changes_nothing(home: Home, session: Session, tmp_path:
     assert tree(home) == before
 
 
+def test_session_deleted_while_it_is_saved_is_left_out(
+    home: Home, other: Home, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(session, "one")
+    create(home, "s2").close()
+    settled = reader.settled_epoch
+
+    def deleting(session_id: str, directory: Path, epoch: int) -> object:
+        if session_id == "s2":
+            reader.delete(home, session_id)
+        return settled(session_id, directory, epoch)
+
+    monkeypatch.setattr(backups, "settled_epoch", deleting)
+    assert restore(other, save(home, tmp_path)).sessions == ("s1",)
+
+
+def test_neither_way_needs_memory_for_the_logs(home: Home, other: Home, session: Session, tmp_path: Path) -> None:
+    say(session, "x" * 3_000_000)
+    say(session, "y" * 3_000_000)
+    log = log_of(home)
+    log.write_bytes(log.read_bytes() + b"torn")  # saved as it is: the whole of it
+    assert log.stat().st_size > 6_000_000
+    path = save(home, tmp_path)
+    tracemalloc.start()
+    restore(other, path)
+    assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    tracemalloc.stop()
+    assert log_of(other).read_bytes() == log.read_bytes()
+
+
+def test_audit_log_comes_back_as_a_chain_of_its_own(home: Home, other: Home, tmp_path: Path) -> None:
+    for event in ("one", "two"):
+        log = audit.AuditLog.open(home.audit)
+        log.append(event)
+        log.close()
+    audit.AuditLog.open(other.audit).close()
+    own = (other.audit / "1.jsonl").read_bytes()
+    path = save(home, tmp_path)
+    restore(other, path)
+    restore(other, path)
+    (restored,) = other.audit.glob("restored-*")
+    assert {it.name: it.read_bytes() for it in restored.iterdir()} == {
+        it.name: it.read_bytes() for it in home.audit.iterdir()
+    }
+    assert (other.audit / "1.jsonl").read_bytes() == own
+    assert audit.verify(restored).faults == audit.verify(other.audit).faults == ()
+
+
+def test_audit_log_that_the_home_holds_is_not_restored(home: Home, tmp_path: Path) -> None:
+    log = audit.AuditLog.open(home.audit)
+    path = save(home, tmp_path)
+    log.append("later")
+    log.close()
+    restore(home, path)
+    assert [it.name for it in home.audit.iterdir()] == ["1.jsonl"]
+
+
+def test_backup_that_changes_while_it_is_read_restores_nothing(
+    home: Home, other: Home, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(session, "a-word-to-change")
+    path = save(home, tmp_path)
+    at = path.read_bytes().index(b"a-word")
+    write_new = files.write_new
+
+    def changing(session_id: str, target: Path, pieces: Iterable[bytes]) -> None:
+        with path.open("r+b") as file:
+            os.pwrite(file.fileno(), b"b", at)
+        write_new(session_id, target, pieces)
+
+    monkeypatch.setattr(files, "write_new", changing)
+    with path.open("rb", buffering=0) as source, pytest.raises(HomeError, match="changed while it was read"):
+        backups.restore(other, source)
+    assert reader.summaries(other) == []
+
+
 def test_session_with_other_contents_is_not_overwritten_and_nothing_is_restored(
     home: Home, other: Home, session: Session, tmp_path: Path
 ) -> None:
@@ -103,7 +183,9 @@ def test_changed_byte_is_found(home: Home, other: Home, session: Session, tmp_pa
         restore(other, path)
 
 
-@pytest.mark.parametrize("name", ["../evil", "sessions/../../evil/0.jsonl", "/etc/passwd", "sessions/s1/run.sh"])
+@pytest.mark.parametrize(
+    "name", ["../evil", "sessions/../../evil/0.jsonl", "/etc/passwd", "sessions/s1/run.sh", "audit/x"]
+)
 def test_foreign_names_are_refused(other: Home, tmp_path: Path, name: str) -> None:
     path = tmp_path / "foreign.tar"
     with tarfile.open(path, "w") as archive:

@@ -1,0 +1,73 @@
+"""`loopd backup` and `restore` as a person types them: the file is there whole, or not at all."""
+
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from loopd.cli.backup_commands import backup, restore
+from loopd.cli.session_commands import audit
+from loopd.home import Home
+from tests.session.builders import create, make_home, say
+
+
+@dataclass
+class Settings:
+    home: Home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = make_home(tmp_path / "home")
+    live = create(home)
+    say(live)
+    live.close()
+    return home
+
+
+def save(home: Home, file: Path) -> Result:
+    return CliRunner().invoke(backup, [str(file)], obj=Settings(home))
+
+
+def test_file_is_private_and_holds_every_session(home: Home, tmp_path: Path) -> None:
+    file = tmp_path / "saved.tar"
+    assert save(home, file).output == "saved: 1 sessions\n"
+    assert file.stat().st_mode & 0o777 == 0o600
+    other = make_home(tmp_path / "other")
+    result = CliRunner().invoke(restore, [str(file)], obj=Settings(other))
+    assert result.output == "restored: 1 sessions\n"
+
+
+def test_backup_that_breaks_off_leaves_nothing_behind(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert "No space left" in str(save(home, folder / "saved.tar").exception)
+    assert list(folder.iterdir()) == []
+
+
+def test_file_that_is_there_is_not_overwritten(home: Home, tmp_path: Path) -> None:
+    file = tmp_path / "saved.tar"
+    file.write_text("mine")
+    assert isinstance(save(home, file).exception, FileExistsError)
+    assert file.read_text() == "mine"
+
+
+def test_restored_audit_log_is_verified_too(home: Home, tmp_path: Path) -> None:
+    other = make_home(tmp_path / "other")
+    CliRunner().invoke(audit, ["verify"], obj=Settings(home))
+    (home.audit / "1.jsonl").write_bytes(b"nonsense\n")
+    save(home, tmp_path / "saved.tar")
+    CliRunner().invoke(restore, [str(tmp_path / "saved.tar")], obj=Settings(other))
+    (restored,) = other.audit.glob("restored-*")
+    fault = CliRunner().invoke(audit, ["verify"], obj=Settings(other)).exception
+    assert f"{restored / '1.jsonl'}:1: " in str(fault)
