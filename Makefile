@@ -102,15 +102,9 @@ rollback: setup-device device-given  ## go back to the release before; FORCE=1 e
 uninstall: setup-device device-given  ## remove loopd; DATA=keep or DATA=remove, else it asks
 	@$(ANSIBLE) $(ANSIBLE_FLAGS) $(if $(DATA),-e uninstall_data=$(DATA)) uninstall.yml
 
-# ansible-lint has needs of its own, so it lives in its own environment.
-build/ansible-lint/.installed:
-	@python3 -m venv --clear build/ansible-lint
-	@build/ansible-lint/bin/python -m pip install --quiet --disable-pip-version-check 'ansible-lint==25.8.2' 'ansible-core>=2.19,<2.20'
-	@touch $@
-
-lint-device: setup build/ansible-lint/.installed  ## ansible-lint (production profile) and types of the rollout and checks
+lint-device: setup  ## ansible-lint (production profile) and types of the rollout and checks
 	@$(DEVICE_PYTHON) -m mypy --explicit-package-bases device-checks ansible/bundle.py
-	@cd ansible && PATH="$(CURDIR)/build/ansible-lint/bin:$$PATH" ansible-lint -q --nocolor
+	@cd ansible && PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint -q --nocolor
 
 device-given:
 	@test -n "$(DEVICE)" || { echo "error: no device given"; echo "hint: add DEVICE=<a host that ssh knows, or virtual>"; exit 2; } >&2
