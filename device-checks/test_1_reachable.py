@@ -14,21 +14,28 @@ pytestmark = pytest.mark.stage("reachable")
 _FACTS = """
 import json, os, platform
 os_release = dict(l.rstrip().split('=', 1) for l in open('/etc/os-release') if '=' in l)
+board = '/proc/device-tree/model'
 mem = next(int(l.split()[1]) // 1024 for l in open('/proc/meminfo') if l.startswith('MemTotal'))
 print(json.dumps({'system': os_release['PRETTY_NAME'].strip('"'), 'kernel': platform.release(),
   'architecture': platform.machine(), 'cores': os.cpu_count(), 'memory_mib': mem, 'python': platform.python_version(),
-  'model': open('/proc/device-tree/model').read().strip('\\0') if os.path.exists('/proc/device-tree/model') else ''}))
+  'board': open(board).read().strip('\\0') if os.path.exists(board) else 'unknown'}))
 """
 
 
 def test_device_answers_on_ssh_with_its_known_key(device: Device, report: Report) -> None:
-    """The device answers on SSH with the host key that is known, and root may be had by sudo."""
+    """The device answers on SSH with the host key that is known, and root may be had by sudo.
+
+    Seen failing: the known_hosts file with another key.
+    """
     assert device.out("id -u") == "0"
     report.facts |= json.loads(device.out("python3 -c %s", _FACTS))
 
 
 def test_wrong_host_key_is_refused(device: Device, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A host key that is not the known one is refused before anything is sent."""
+    """A host key that is not the known one is refused before anything is sent.
+
+    Seen failing: testinfra's own backend in place of ours.
+    """
     folder = tmp_path_factory.mktemp("wrong")
     wrong = paramiko.ECDSAKey.generate()
     entry = paramiko.SSHConfig.from_path(str(device.ssh_config)).lookup(device.name)
@@ -45,15 +52,24 @@ def test_wrong_host_key_is_refused(device: Device, tmp_path_factory: pytest.Temp
 
 
 def test_clock_is_right(device: Device) -> None:
-    """The device's clock is within a minute of ours."""
+    """The device's clock is within a minute of ours.
+
+    Seen failing: a `date` on the device that is an hour late.
+    """
     assert abs(float(device.out("date +%s.%N")) - time.time()) < 60
 
 
 def test_disk_has_headroom(device: Device) -> None:
-    """At least 256 MiB are free where conversations are kept."""
+    """At least 256 MiB are free where conversations are kept.
+
+    Seen failing: a file system of 100 MiB mounted there.
+    """
     assert int(device.out("df --output=avail -BM /var/lib | tail -n 1").rstrip("M")) >= 256
 
 
 def test_system_is_up_without_failed_units(device: Device) -> None:
-    """The system has booted and none of its units has failed."""
+    """The system has booted and none of its units has failed.
+
+    Seen failing: `systemd-run --unit=broken false`.
+    """
     assert device.out("systemctl --failed --plain --no-legend | grep -v '^loopd' || true") == ""

@@ -31,20 +31,29 @@ def test_file_has_owner_and_mode(device: Device, path: str, mode: str, owner: st
 
 
 def test_program_cannot_be_changed_by_the_daemon(device: Device) -> None:
-    """Nothing below /opt/loopd is writable by anyone but root."""
+    """Nothing below /opt/loopd is writable by anyone but root.
+
+    Seen failing: `chmod o+w /opt/loopd/current/bin/loopd`.
+    """
     loose = device.out("find /opt/loopd ! -type l \\( ! -user root -o -perm /022 \\) | head -n 5")
     assert loose == ""
 
 
 def test_daemons_group_is_its_own(device: Device) -> None:
-    """The user loopd cannot log in, and nobody else is in its primary group."""
+    """The user loopd cannot log in, and nobody else is in its primary group.
+
+    Seen failing: `usermod -aG loopd-daemon` for somebody.
+    """
     user = device.host.user("loopd")
     assert (user.group, user.shell, user.home) == ("loopd-daemon", "/usr/sbin/nologin", "/var/lib/loopd")
     assert device.host.group("loopd-daemon").members == []
 
 
 def test_release_is_whole(device: Device, report: Report) -> None:
-    """Every installed file has the hash that its package recorded, and nothing that is needed is missing."""
+    """Every installed file has the hash that its package recorded, and nothing that is needed is missing.
+
+    Seen failing: a file of a package removed.
+    """
     release = device.out("basename $(readlink /opt/loopd/current)")
     assert device.out("cat /opt/loopd/current/.complete") == release
     found = json.loads(device.python(_HASHES))
@@ -54,7 +63,10 @@ def test_release_is_whole(device: Device, report: Report) -> None:
 
 
 def test_model_file_is_the_one_of_its_name(device: Device, report: Report) -> None:
-    """The model file has the hash by which its folder is named."""
+    """The model file has the hash by which its folder is named.
+
+    Seen failing: one byte added to it.
+    """
     path = device.out("sed -n 's/^gguf = \"\\(.*\\)\"$/\\1/p' /etc/loopd/loopd.toml")
     digest = device.out("sha256sum %s", path, timeout_s=300).split()[0]
     report.facts |= {"model": path.rsplit("/", 1)[-1], "model_sha256": digest}
@@ -62,13 +74,19 @@ def test_model_file_is_the_one_of_its_name(device: Device, report: Report) -> No
 
 
 def test_configuration_is_taken_by_loopd(device: Device) -> None:
-    """`loopd config check` takes the installed configuration."""
+    """`loopd config check` takes the installed configuration.
+
+    Seen failing: a key added that there is not.
+    """
     device.out("/opt/loopd/current/bin/loopd config check /etc/loopd/loopd.toml")
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_unit_is_enabled_and_known(device: Device, unit: str) -> None:
-    """The unit starts at boot, is what its file says, and restarts after a crash but not after exit status 2."""
+    """The unit starts at boot, is what its file says, and restarts after a crash but not after exit status 2.
+
+    Seen failing: `systemctl disable loopd.service`; a unit file changed without a reload.
+    """
     shown = dict(
         line.split("=", 1)
         for line in device.out(
@@ -88,7 +106,10 @@ def test_unit_is_enabled_and_known(device: Device, unit: str) -> None:
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_exposure_is_small(device: Device, unit: str) -> None:
-    """Systemd rates the exposure of the unit 2.0 or less."""
+    """Systemd rates the exposure of the unit 2.0 or less.
+
+    Seen failing: a drop-in without the sandbox.
+    """
     rated = device.out("systemd-analyze security --no-pager %s | tail -n 1", unit)
     exposure = re.search(r"(\d+\.\d+)", rated)
     assert exposure is not None
@@ -96,7 +117,10 @@ def test_exposure_is_small(device: Device, unit: str) -> None:
 
 
 def test_loopd_stops_before_the_model_server(device: Device) -> None:
-    """A planned stop ends loopd first, and gives it the time it needs; a hang is noticed by the watchdog."""
+    """A planned stop ends loopd first, and gives it the time it needs; a hang is noticed by the watchdog.
+
+    Seen failing: a drop-in with WatchdogSec=0.
+    """
     shown = device.out("systemctl show loopd.service -p After -p TimeoutStopUSec -p WatchdogUSec")
     assert "loopd-model.service" in shown
     assert "TimeoutStopUSec=infinity" not in shown

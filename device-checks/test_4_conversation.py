@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -19,23 +20,9 @@ TEXTS = (
     "Thank you. Say goodbye.",
 )
 
-_CONVERSATIONS = 3
-
 
 def talk(instance: Instance, between: Callable[[], Any]) -> list[dict[str, Any]]:
-    """Hold four turns with `between` done between the second and the third; return the recomputed token table.
-
-    A model that writes a word in other tokens than its tokenizer would loses some of that answer, whoever replays it
-    (cause `retokenised`). That says nothing about what is checked here, so the conversation is then held again.
-    """
-    for _ in range(_CONVERSATIONS):
-        table = _talk_once(instance, between)
-        if all(row["cause"] != "retokenised" for row in table):
-            return table
-    raise AssertionError(f"{_CONVERSATIONS} conversations were retokenised")
-
-
-def _talk_once(instance: Instance, between: Callable[[], Any]) -> list[dict[str, Any]]:
+    """Hold four turns with `between` done between the second and the third; return the recomputed token table."""
     session, evaluated = instance.session(), []
     for number, text in enumerate(TEXTS, start=1):
         before = counters(instance)
@@ -55,9 +42,20 @@ def _talk_once(instance: Instance, between: Callable[[], Any]) -> list[dict[str,
     return table
 
 
-def lost(table: list[dict[str, Any]]) -> list[int]:
-    """Return the loss of each request."""
-    return [row["loss"] for row in table]
+def prove_nothing_lost(report: Report, title: str, table: list[dict[str, Any]]) -> None:
+    """Put the table into the report; fail on every loss that loopd, or what was done to it, could have caused.
+
+    One loss is nobody's: a model may write an answer in other tokens than the tokenizer makes of its text, and then
+    whoever sends the text again loses tokens of that answer. It passes only if loopd recorded it as such with its
+    evidence, and the server's own numbers say that all before that answer was still cached. The report names it.
+    """
+    report.tables[title] = table
+    for before, row in pairwise([{"prompt": 1, "completion": 0}, *table]):
+        if row["loss"]:
+            assert row["cause"].startswith("retokenised: "), f"turn {row['turn']} lost {row['loss']}: {row['cause']}"
+            assert row["cached"] >= before["prompt"] - 1
+            assert row["loss"] <= before["completion"]
+            report.notes.append(f"{title}: turn {row['turn']} lost {row['loss']} tokens, {row['cause']}")
 
 
 @pytest.fixture(scope="module")
@@ -70,30 +68,40 @@ def second(device: Device) -> Iterator[Second]:
 
 
 def test_restart_between_turns_loses_nothing(installed: Instance, report: Report) -> None:
-    """Four turns with a restart of loopd after the second lose no token, by the model server's own count."""
+    """Four turns with a restart of loopd after the second lose no token, by the model server's own count.
+
+    Seen failing: the model server restarted with it.
+    """
     print("the installed loopd is restarted once")
-    table = talk(installed, installed.restart)
-    report.tables["four turns, loopd restarted after the second"] = table
-    assert lost(table) == [0, 0, 0, 0]
+    prove_nothing_lost(report, "four turns, loopd restarted after the second", talk(installed, installed.restart))
 
 
-def test_crash_between_turns_loses_nothing(second: Second) -> None:
-    """Four turns with loopd killed between the second and the third lose no token."""
-    assert lost(talk(second, second.crash)) == [0, 0, 0, 0]
+def test_crash_between_turns_loses_nothing(second: Second, report: Report) -> None:
+    """Four turns with loopd killed between the second and the third lose no token.
+
+    Seen failing: the model server killed with it.
+    """
+    prove_nothing_lost(report, "four turns, loopd killed after the second", talk(second, second.crash))
 
 
-def test_change_and_upgrade_between_turns_lose_nothing(second: Second) -> None:
-    """Four turns with another configuration and another release from the third on lose no token."""
+def test_change_and_upgrade_between_turns_lose_nothing(second: Second, report: Report) -> None:
+    """Four turns with another configuration and another release from the third on lose no token.
+
+    Seen failing: the model server restarted too.
+    """
 
     def change() -> None:
         second.configure('system_prompt = "You are somebody else now."\nmax_steps = 7')
         second.upgrade()
 
-    assert lost(talk(second, change)) == [0, 0, 0, 0]
+    prove_nothing_lost(report, "four turns, another configuration and release from the third on", talk(second, change))
 
 
 def test_key_said_twice_runs_once(second: Second) -> None:
-    """The same key said again gives the recorded turn again, and runs nothing."""
+    """The same key said again gives the recorded turn again, and runs nothing.
+
+    Seen failing: said again under another key.
+    """
     session, key = second.session(), secrets.token_hex(8)
     first = second.say(session, TEXTS[0], key)
     before = counters(second)
@@ -104,7 +112,10 @@ def test_key_said_twice_runs_once(second: Second) -> None:
 
 
 def test_alternating_sessions_explain_every_loss(second: Second) -> None:
-    """Two sessions that take turns in one slot: each loss is attributed to the other, or there is none."""
+    """Two sessions that take turns in one slot: each loss is attributed to the other, or there is none.
+
+    Seen failing: the model server restarted between the turns.
+    """
     sessions = (second.session(), second.session())
     for number, text in enumerate(TEXTS[:3]):
         for session in sessions:
@@ -115,7 +126,10 @@ def test_alternating_sessions_explain_every_loss(second: Second) -> None:
 
 
 def test_dropped_client_comes_back_to_its_turn(second: Second, device: Device) -> None:
-    """A client that is killed in mid-turn changes nothing: asked again under its key, the turn is there, run once."""
+    """A client that is killed in mid-turn changes nothing: asked again under its key, the turn is there, run once.
+
+    Seen failing: asked again under another key.
+    """
     session, key = second.session(), secrets.token_hex(8)
     second.configure(max_completion_tokens=200)
     second.restart()
@@ -129,13 +143,16 @@ def test_dropped_client_comes_back_to_its_turn(second: Second, device: Device) -
     assert counters(second).evaluated - before.evaluated == rows[0]["evaluated"]
 
 
-def test_busy_device_loses_nothing(second: Second, device: Device) -> None:
-    """With every core of the device busy, four turns still lose no token."""
+def test_busy_device_loses_nothing(second: Second, device: Device, report: Report) -> None:
+    """With every core of the device busy, four turns still lose no token.
+
+    Seen failing: the model server restarted before the third turn.
+    """
     device.out(
         "systemd-run --unit=loopd-checks-load --collect -p RuntimeMaxSec=600 "
         "sh -c 'for _ in $(seq $(nproc)); do (while :; do :; done) & done; wait'"
     )
     try:
-        assert lost(talk(second, lambda: None)) == [0, 0, 0, 0]
+        prove_nothing_lost(report, "four turns on a busy device", talk(second, lambda: None))
     finally:
         device.run("systemctl stop loopd-checks-load.service")

@@ -29,7 +29,10 @@ def second(device: Device) -> Iterator[Second]:
 
 
 def test_model_finds_and_calls_a_tool(second: Second) -> None:
-    """The model looks for a tool, calls it, and gets its answer; then a tool that does not exist gets a result too."""
+    """The model looks for a tool, calls it, and gets its answer; then a tool that does not exist gets a result too.
+
+    Seen failing: the clock asked for a zone that there is not.
+    """
     session = second.session()
     second.say(session, "What time is it?", f"{session}-1")
     second.say(session, "Now do what nobody can.", f"{session}-2")
@@ -43,7 +46,10 @@ def test_model_finds_and_calls_a_tool(second: Second) -> None:
 
 
 def test_tool_steps_extend_the_request_before(second: Second) -> None:
-    """Requests that follow a tool call lose no token either."""
+    """Requests that follow a tool call lose no token either.
+
+    Seen failing: a model server that reports no numbers.
+    """
     session = second.session()
     second.say(session, "What time is it?", f"{session}-1")
-    assert [row["loss"] for row in second.usage(session) if row["loss"]] == []
+    assert [row["loss"] for row in second.usage(session)] == [0, 0, 0]

@@ -18,7 +18,10 @@ def second(device: Device) -> Iterator[Second]:
 
 
 def test_torn_log_is_refused_with_file_and_line(second: Second, device: Device) -> None:
-    """A log cut in mid-line is refused with its file and line; the daemon serves the rest; verify and fork work."""
+    """A log cut in mid-line is refused with its file and line; the daemon serves the rest; verify and fork work.
+
+    Seen failing: the log left whole.
+    """
     second.install(script={})
     torn, whole = second.session(), second.session()
     for session in (torn, whole):
@@ -42,7 +45,10 @@ def test_torn_log_is_refused_with_file_and_line(second: Second, device: Device) 
 
 
 def test_full_disk_loses_nothing(second: Second, device: Device) -> None:
-    """With the disk full a turn is refused or fails in words; what was acknowledged is there, and room mends it."""
+    """With the disk full a turn is refused or fails in words; what was acknowledged is there, and room mends it.
+
+    Seen failing: the disk left full.
+    """
     second.install(script={}, home_bytes=8 * 1024 * 1024)
     session = second.session()
     second.say(session, "Hello.", f"{session}-1")
@@ -61,7 +67,10 @@ def test_full_disk_loses_nothing(second: Second, device: Device) -> None:
 
 
 def test_wrong_configuration_is_no_restart_loop(second: Second, device: Device) -> None:
-    """A configuration that loopd refuses ends the unit with status 2, once; a crash is restarted."""
+    """A configuration that loopd refuses ends the unit with status 2, once; a crash is restarted.
+
+    Seen failing: a unit without RestartPreventExitStatus.
+    """
     second.install(script={})
     second.configure("max_steps = 0")
     device.run(f"systemctl restart {second.unit}", timeout_s=120)

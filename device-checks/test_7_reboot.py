@@ -12,7 +12,10 @@ pytestmark = [pytest.mark.stage("serving"), pytest.mark.destructive]
 
 
 def test_everything_comes_back_after_a_reboot(installed: Instance, device: Device, report: Report) -> None:
-    """After a reboot everything serves by itself, and a loss has the server's restart as its cause."""
+    """After a reboot everything serves by itself, and a loss has the server's restart as its cause.
+
+    Seen failing: loopd.service disabled.
+    """
     session = installed.session()
     for number, text in enumerate(TEXTS[:2], start=1):
         installed.say(session, text, f"{session}-{number}")

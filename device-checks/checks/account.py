@@ -61,7 +61,7 @@ def token_table(turns: list[int], prompt_tokens: list[int], rows: list[dict[str,
     Args:
         turns: what the server evaluated for each turn, by its own counter.
         prompt_tokens: P of each request, by its own template and tokenizer.
-        rows: what loopd says; only the completion tokens are taken from it, and its causes shown.
+        rows: what loopd says; only the completion tokens are taken from it, and its causes with their evidence.
     """
     table = []
     before = 0
@@ -77,7 +77,7 @@ def token_table(turns: list[int], prompt_tokens: list[int], rows: list[dict[str,
                 "floor": prompt - expected,
                 "completion": row["completion_tokens"],
                 "loss": max(0, expected - cached),
-                "cause": (row["cause"] or {}).get("name", ""),
+                "cause": "{name}: {evidence}".format_map(row["cause"]) if row["cause"] else "",
             }
         )
         before = prompt + row["completion_tokens"] - 1

@@ -11,6 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 _COLOURS = {"ok": "green", "FAILED": "red", "skipped": "yellow"}
+_BAR_PX = 800
+_STYLE = (
+    "body{font:15px system-ui,sans-serif;margin:2em auto;max-width:66em;padding:0 1em}"
+    "table{border-collapse:collapse;margin:.5em 0}svg{width:100%}"
+    "td,th{padding:.25em .7em;text-align:left;border-bottom:1px solid #ddd;vertical-align:top}"
+    ".n{text-align:right}tr.failed td{background:#fdd}tr.skipped td{background:#ffd}"
+    "pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:12px}"
+    ".cached{fill:#4a7;color:#4a7}.new{fill:#48c;color:#48c}.lost{fill:#c33;color:#c33}"
+)
 
 
 @dataclass(slots=True)
@@ -33,6 +42,12 @@ class Report:
     outcomes: list[Outcome] = field(default_factory=list)
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def counts(self) -> str:
+        """How many checks had which result."""
+        return ", ".join(f"{sum(o.result == result for o in self.outcomes)} {result}" for result in _COLOURS)
 
     def show(self, console: Console) -> None:
         """Print the table of checks, the token tables and the figures."""
@@ -52,8 +67,9 @@ class Report:
             console.print(tokens)
         for name, value in self.figures.items():
             console.print(f"{name}: {value:g} s")
-        counts = {result: sum(o.result == result for o in self.outcomes) for result in _COLOURS}
-        console.print(", ".join(f"{count} {result}" for result, count in counts.items()))
+        for note in self.notes:
+            console.print(f"note: {note}")
+        console.print(self.counts)
 
     def write(self, folder: Path) -> None:
         """Write report.json and report.html."""
@@ -63,39 +79,56 @@ class Report:
 
     def _page(self) -> str:
         rows = "".join(
-            f'<tr class="{o.result.lower()}"><td>{_text(o.check)}<td>{_text(o.claim)}<td>{o.result}'
-            f"<td>{o.seconds:.1f}<td><pre>{_text(o.why)}</pre>"
+            f'<tr class="{o.result.lower()}"><td>{_text(_spaced(o.check))}<td>{_text(o.claim)}<td>{o.result}'
+            f'<td class="n">{o.seconds:.1f}' + (f'<tr><td colspan="4"><pre>{_text(o.why)}</pre>' if o.why else "")
             for o in self.outcomes
         )
-        facts = "".join(f"<tr><th>{_text(name)}<td>{_text(str(value))}" for name, value in self.facts.items())
-        charts = "".join(f"<h2>{_text(title)}</h2>{_chart(rows)}" for title, rows in self.tables.items())
+        facts = "".join(f"<tr><th>{_text(_spaced(name))}<td>{_value(value)}" for name, value in self.facts.items())
+        figures = "".join(f"<tr><th>{_text(name)}<td>{value:g} s" for name, value in self.figures.items())
+        notes = "".join(f"<p>{_text(note)}" for note in self.notes)
+        charts = "".join(f"<h2>{_text(title)}</h2>{_chart(rows)}{_table(rows)}" for title, rows in self.tables.items())
         return (
-            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>loopd on {_text(self.device)}</title>'
-            "<style>body{font:15px system-ui;margin:2em auto;max-width:70em}table{border-collapse:collapse}"
-            "td,th{padding:.25em .7em;text-align:left;border-bottom:1px solid #ddd;vertical-align:top}"
-            "tr.failed td{background:#fdd}pre{white-space:pre-wrap;margin:0;font-size:12px}</style>"
-            f"<h1>loopd on {_text(self.device)}</h1><table>{facts}</table>{charts}"
-            f"<h2>Checks</h2><table><tr><th>check<th>claim<th>result<th>s<th>{rows}</table></html>\n"
+            '<!doctype html><html lang="en"><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>loopd on {_text(self.device)}</title><style>{_STYLE}</style>"
+            f"<h1>loopd on {_text(self.device)}</h1><p>{self.counts}{notes}<table>{facts}{figures}</table>{charts}"
+            f'<h2>Checks</h2><table><tr><th>check<th>claim<th>result<th class="n">s{rows}</table></html>\n'
         )
 
 
 def _chart(rows: list[dict[str, Any]]) -> str:
     """Return one bar for each request: what was cached, what was new, what was lost."""
-    widest = max((row["prompt"] for row in rows), default=1) or 1
-    scale = 800 / widest
+    scale = _BAR_PX / max(1, *(row["prompt"] for row in rows))
     bars = []
     for number, row in enumerate(rows):
-        lost = row["loss"]
-        parts = ((row["cached"], "#4a7"), (row["evaluated"] - lost, "#48c"), (lost, "#c33"))
-        x = 60.0
-        for tokens, colour in parts:
+        y, x = number * 26, 60.0
+        for tokens, name in ((row["cached"], "cached"), (row["evaluated"] - row["loss"], "new"), (row["loss"], "lost")):
             width = max(tokens, 0) * scale
-            bars.append(f'<rect x="{x:.1f}" y="{number * 26}" width="{width:.1f}" height="20" fill="{colour}"/>')
+            bars.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="20" class="{name}"/>')
             x += width
-        bars.append(f'<text x="0" y="{number * 26 + 15}">turn {number + 1}</text>')
-        bars.append(f'<text x="{x + 6:.1f}" y="{number * 26 + 15}">{row["prompt"]} tokens, loss {lost}</text>')
-    legend = "green: from the cache; blue: new; red: lost"
-    return f'<svg width="1060" height="{len(rows) * 26}" font-size="13">{"".join(bars)}</svg><p>{legend}</p>'
+        bars.append(f'<text x="0" y="{y + 15}">turn {number + 1}</text>')
+        bars.append(f'<text x="{x + 6:.1f}" y="{y + 15}">{row["prompt"]} tokens, loss {row["loss"]}</text>')
+    legend = " ".join(f'<span class="{name}">&#9632;</span> {name}' for name in ("cached", "new", "lost"))
+    return f'<svg viewBox="0 0 {60 + _BAR_PX + 160} {len(rows) * 26}" font-size="13">{"".join(bars)}</svg><p>{legend}'
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    head = "".join(f'<th class="n">{_text(_spaced(name))}' for name in rows[0])
+    body = "".join("<tr>" + "".join(f'<td class="n">{_text(str(value))}' for value in row.values()) for row in rows)
+    return f"<table><tr>{head}{body}</table>"
+
+
+def _value(value: Any) -> str:  # noqa: ANN401 - any JSON value
+    """Return a fact as it reads: what has parts is folded away."""
+    if not isinstance(value, dict):
+        return _text(str(value))
+    shown = json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True)
+    return f"<details><summary>{len(value)} entries</summary><pre>{_text(shown)}</pre></details>"
+
+
+def _spaced(name: str) -> str:
+    """Return a name of code as words, which wrap."""
+    return name.removeprefix("test_").replace("_", " ")
 
 
 def _text(value: str) -> str:
