@@ -34,7 +34,7 @@ def test_device_answers_on_ssh_with_its_known_key(device: Device, report: Report
 def test_wrong_host_key_is_refused(device: Device, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A host key that is not the known one is refused before anything is sent.
 
-    Seen failing: testinfra's own backend in place of ours.
+    Seen failing: a backend that takes any key, as testinfra's own does.
     """
     folder = tmp_path_factory.mktemp("wrong")
     wrong = paramiko.ECDSAKey.generate()
