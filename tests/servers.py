@@ -58,12 +58,13 @@ def start_model_server(
 
 
 @contextmanager
-def start_scripted_server(socket: Path, script: Mapping[str, Any]) -> Iterator[str]:
-    """Run `loopd model serve --script` and yield its URL."""
+def start_scripted_server(socket: Path | None, script: Mapping[str, Any]) -> Iterator[str]:
+    """Run `loopd model serve --script` on the socket, or on a free port, and yield its URL."""
     with tempfile.TemporaryDirectory(prefix="loopd-") as home:
         path = Path(home) / "script.json"
         path.write_text(json.dumps(script), encoding="utf-8")
-        arguments = ("--home", home, "model", "serve", "--script", str(path), "--socket", str(socket))
+        place = ("--socket", str(socket)) if socket else ("--port", "0")
+        arguments = ("--home", home, "model", "serve", "--script", str(path), *place)
         with _listening(arguments, Path(home) / "server.log") as url:
             yield url
 

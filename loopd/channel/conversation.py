@@ -103,8 +103,10 @@ class Conversation:
         match frame:
             case Opened():
                 self.session = frame.session
+                self._open = Open(session=frame.session, start=self._next_line, ref="open")
             case RecordFrame() | CaughtUp():
                 self._next_line = max(self._next_line, frame.line + 1)
+                self._open = Open(session=self.session, start=self._next_line, ref="open")
             case TurnEndFrame() if self._said and frame.key == self._said.key:
                 self._said = None
             case ErrorFrame() if self._said and frame.ref == self._said.key:
@@ -118,8 +120,6 @@ class Conversation:
         return welcome
 
     async def _connect_again(self) -> Welcome:
-        if self.session:
-            self._open = Open(session=self.session, start=self._next_line, ref="open")
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(DaemonUnreachable),
             stop=stop_after_delay(self._reconnect_s),

@@ -13,8 +13,11 @@ Emit = Callable[[ServerFrame], None]
 class Engine(Protocol):
     """Turns, baselines and facts."""
 
-    async def baseline(self) -> Baseline:
+    async def baseline(self, on_wait: Callable[[str], None]) -> Baseline:
         """Return what a session that is created now is frozen to.
+
+        Args:
+            on_wait: is told why, where the model server is still waited for.
 
         Raises:
             ModelError: the model server is needed for it and does not answer.

@@ -175,7 +175,7 @@ class LiveSession:
         Raises:
             TurnBusy: another turn is in flight.
             KeyReused: the key belongs to another text.
-            LoopdError: the engine does not admit it (disk_low, model_changed), or the log cannot be read or written.
+            LoopdError: the engine does not admit it (disk_low), or the log cannot be read or written.
         """
         async with self._deciding:
             recorded = await self._decide(subscriber, frame)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from loopd.channel.codec import encode
 from loopd.channel.engine import Engine
 from loopd.channel.live import LiveSession, Spawn, Subscriber
 from loopd.channel.refusals import Refusals
@@ -21,7 +22,7 @@ from loopd.errors import (
     TurnBusy,
 )
 from loopd.home import Home
-from loopd.proto.frames import ErrorFrame, Fork, Open
+from loopd.proto.frames import ErrorFrame, Fork, Open, Queued
 from loopd.proto.ids import check_session_id, new_session_id
 from loopd.proto.records import SessionStart
 from loopd.session import reader, repair
@@ -75,7 +76,7 @@ class Sessions:
         async with self._lock(session_id):
             live, created = self._open.get(session_id), False
             if live is None:
-                live, created = await self._load(session_id, frame, peer)
+                live, created = await self._load(subscriber, session_id, frame, peer)
             else:
                 await self._engine.audit("session_opened", session=session_id, uid=peer.uid, pid=peer.pid)
             live.reserve(subscriber)
@@ -99,7 +100,7 @@ class Sessions:
             raise _missing(session_id)
         return False
 
-    async def _load(self, session_id: str, frame: Open, peer: Peer) -> tuple[LiveSession, bool]:
+    async def _load(self, subscriber: Subscriber, session_id: str, frame: Open, peer: Peer) -> tuple[LiveSession, bool]:
         who = {"session": session_id, "uid": peer.uid, "pid": peer.pid}
         await self._make_room()
         self._loading.add(session_id)
@@ -109,7 +110,11 @@ class Sessions:
                 await self._engine.audit("session_opened", **who)
                 session = await asyncio.to_thread(Session.open, self._home, session_id, limits=self.limits)
             elif frame.session is None or frame.create:
-                baseline = await self._engine.baseline()
+
+                def say_wait(why: str) -> None:
+                    subscriber.send(encode(Queued(session=session_id, place=0, reason=why, ref=frame.ref)))
+
+                baseline = await self._engine.baseline(say_wait)
                 await self._engine.audit("session_created", **who)
                 session = await asyncio.to_thread(
                     Session.create, self._home, session_id, baseline, owner_uid=peer.uid, limits=self.limits
@@ -239,7 +244,7 @@ class Sessions:
             LoopdError: what `repair.fork`, the engine or the audit log may raise.
         """
         source, target = check_session_id(frame.session), check_session_id(frame.to or new_session_id())
-        baseline = await self._engine.baseline() if frame.new_baseline else None
+        baseline = await self._engine.baseline(lambda _why: None) if frame.new_baseline else None
         await self._engine.audit(
             "session_forked", session=source, to=target, upto=frame.upto, uid=peer.uid, pid=peer.pid
         )

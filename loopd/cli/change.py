@@ -13,7 +13,7 @@ from loopd.proto.ids import check_session_id
 
 @click.command()
 @session_argument
-@click.argument("to", metavar="[NEW]", required=False)
+@click.option("--to", metavar="ID", help="Id of the fork; a fresh one where not given.")
 @click.option("--upto", metavar="LINE", type=click.IntRange(min=1), help="The last line to take; all where not given.")
 @click.option("--new-baseline", is_flag=True, help="Go on with today's model, template, system prompt and tools.")
 @json_option

@@ -76,23 +76,33 @@ def check(ctx: Context, *, as_json: bool) -> None:
 
     ctx.home.become_owner()
     ctx.home.make()
-    found = asyncio.run(_check(ctx))
-    click.echo(json.dumps(found.describe(), indent=1) if as_json else _in_words(found))
+    found, batch_ms = asyncio.run(_check(ctx))
+    if as_json:
+        click.echo(json.dumps({**found.describe(), "batch_ms": batch_ms}, indent=1))
+    else:
+        click.echo(_in_words(found, batch_ms))
 
 
-async def _check(ctx: Context) -> "ModelCheck":
+async def _check(ctx: Context) -> "tuple[ModelCheck, float | None]":
     from loopd.model.check import load_or_check
-    from loopd.model.client import ModelClient
+    from loopd.model.client import Event, Loading, ModelClient
+    from loopd.model.measure import batch_ms
 
-    client = ModelClient.from_config(ctx.config.model, ctx.config.model_url(ctx.home.path))
+    def say(event: Event) -> None:
+        if isinstance(event, Loading):
+            click.echo(event.message, err=True)
+
+    table = ctx.config.model
+    client = ModelClient.from_config(table, ctx.config.model_url(ctx.home.path))
     try:
-        await client.wait_ready(lambda event: click.echo(str(event), err=True))
-        return await load_or_check(ctx.home, client, await client.facts(), anew=True)
+        await client.wait_ready(say)
+        found = await load_or_check(ctx.home, client, await client.facts(), anew=True)
+        return found, await batch_ms(client, table.batch_tokens)
     finally:
         await client.close()
 
 
-def _in_words(found: "ModelCheck") -> str:
+def _in_words(found: "ModelCheck", batch_ms: float | None) -> str:
     forms = found.forms
     yes = {True: "yes", False: "no"}
     rows = {
@@ -105,6 +115,7 @@ def _in_words(found: "ModelCheck") -> str:
         "system prompt": "a message" if forms.system == "message" else "before the first user text",
         "user after a tool result": yes[forms.user_after_tool],
         "keeps earlier reasoning": yes[forms.reasoning_kept],
+        "one batch takes": f"{batch_ms:.0f} ms" if batch_ms is not None else "not measured: a slot is in use",
     }
     lines = [f"{name:<26}{value}" for name, value in rows.items()]
     return "\n".join([*lines, *(f"note: {note}" for note in forms.notes)])

@@ -1,1 +1,11 @@
-"""The model server: its client, slots, the embedded and the scripted server, and the check of a model (SPEC 4)."""
+"""The model server: its client, its slots, the embedded one, the scripted one, and what its template does (SPEC 4).
+
+wire, completion    what is sent and received: pure
+client              requests, time-outs, typed errors
+slots, account      who uses which slot; what a request cost and why
+rendering, forms, identity, check, watch, measure
+                    what is served, and what its template takes
+server, templates, catalog
+                    llama.cpp's own server from a wheel, with a template and a model
+script, scripted    a server that plays answers from a file
+"""

@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 _POLL_S = 0.05
-_ANSWER_TIMEOUT_S = 60.0
+_ANSWER_TIMEOUT_S = 120.0
 """For the small requests. llama.cpp answers `/slots` and `/tokenize` between two batches of a prefill."""
 _STATE_TIMEOUT_S = 600.0
 """For a slot to be written to a slow disk, or read from it."""
@@ -118,13 +118,21 @@ class _NotReady(ModelUnavailable):
 class ModelClient:
     """A connection to one model server. Made without I/O; `close` it at the end."""
 
-    def __init__(self, url: str, *, api_key: str | None = None, timeouts: Timeouts | None = None) -> None:
-        """Take `unix:/path` or an http(s) URL, with or without `/v1` at its end."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeouts: Timeouts | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """Take `unix:/path` or an http(s) URL, with or without `/v1` at its end; `transport` replaces the network."""
         self.url = url
         self.timeouts = timeouts or Timeouts()
         socket = url.removeprefix("unix:") if url.startswith("unix:") else None
+        limits = httpx.Limits(max_keepalive_connections=0)
         self._http = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=socket, limits=httpx.Limits(max_keepalive_connections=0)),
+            transport=transport or httpx.AsyncHTTPTransport(uds=socket, limits=limits, trust_env=False),
             base_url="http://model" if socket else url.rstrip("/").removesuffix("/v1"),
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(_ANSWER_TIMEOUT_S, connect=self.timeouts.connect_s),

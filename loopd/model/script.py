@@ -62,7 +62,7 @@ class Step(_Strict):
     tool_calls: tuple[ScriptedCall, ...] = ()
     finish_reason: Literal["stop", "tool_calls", "length"] | None = None
     chunk_chars: int = Field(default=16, ge=1)
-    delay_ms: float = Field(default=0, ge=0, description="before each chunk")
+    delay_ms: float = Field(default=0, ge=0, description="before each batch and chunk")
     prefill_gate: str | None = None
     gate: str | None = None
     settle_gate: str | None = None

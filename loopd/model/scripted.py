@@ -331,6 +331,7 @@ class ScriptedServer:
     ) -> None:
         cached = slot.common(prompt)
         for done in (*range(cached, len(prompt), self.script.batch_tokens), len(prompt)):
+            await asyncio.sleep(step.delay_ms / 1000)
             slot.tokens = prompt[:done]
             if report:
                 progress = {"total": len(prompt), "cache": cached, "processed": done, "time_ms": 0}

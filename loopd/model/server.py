@@ -134,8 +134,7 @@ def serve(table: ModelTable, gguf: Path, address: Address, states: Path) -> NoRe
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         running = _start(parameters, gguf)
-        asyncio.run(_until_told(address))
-    del running  # it had to live until here
+        asyncio.run(_until_told(address.url if address.socket else running.listening_address))
     # A prefill in progress would hold an orderly end up for seconds, and there is nothing to save.
     os._exit(0)
 
@@ -165,6 +164,7 @@ def _parameters(table: ModelTable, gguf: Path, address: Address, states: Path) -
     parameters.cache_ram_mib = 0
     parameters.fit_params = False
     parameters.ui = False
+    parameters.cors_origins = ""  # no web page that a person has open may use a server on TCP
     return parameters
 
 
@@ -178,12 +178,12 @@ def _start(parameters: Any, gguf: Path) -> Any:  # noqa: ANN401 - untyped wheel
         raise ModelSetupError(f"llama.cpp's server does not start with {gguf}", hint=hint) from error
 
 
-async def _until_told(address: Address) -> None:
+async def _until_told(url: str) -> None:
     """Say that the server is ready, and return at SIGTERM or SIGINT."""
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
-    print(f"listening on {address.url}", flush=True)
+    print(f"listening on {url}", flush=True)
     WatchDog().ready()
     await told.wait()
 
@@ -201,7 +201,7 @@ def serve_script(script: Script, address: Address) -> None:
                 server = await stack.enter_async_context(ScriptedServer(script, address.url))
             except OSError as error:
                 raise ModelSetupError(f"cannot listen on {address.url}: {error.strerror}") from error
-            await _until_told(Address.of(server.url))
+            await _until_told(server.url)
 
     os.umask(0o077)
     with bound(address):

@@ -1,11 +1,13 @@
 """What the channel asks of the parts below it: baselines, whether a turn may begin, turns, facts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from loopd.config import Config
-from loopd.errors import AuditError, DiskLow, ModelChanged, ModelError
+from loopd.errors import AuditError, DiskLow, ModelError
 from loopd.model.check import ModelCheck
+from loopd.model.client import Event, Loading
 from loopd.proto.frames import TurnEndFrame
 from loopd.proto.records import FORMAT_VERSION
 from loopd.session.baseline import Baseline
@@ -21,24 +23,31 @@ class Engine:
 
     parts: Parts
 
-    async def baseline(self) -> Baseline:
+    async def baseline(self, on_wait: Callable[[str], None]) -> Baseline:
         """Freeze what a new session's requests never change (SPEC 2.3).
+
+        Args:
+            on_wait: is told why, where the model server is still waited for.
 
         Raises:
             AuditError: the daemon is read-only.
             ModelError: the model server cannot be asked for the forms it takes.
         """
-        self._writable()
-        return new_baseline(self.parts.config, self.parts.registry, await self.parts.watch.current())
 
-    async def admit(self, session: Session) -> None:
-        """Refuse a turn that could not be kept or would not extend the session; nothing is written.
+        def tell(event: Event) -> None:
+            if isinstance(event, Loading):
+                on_wait(event.message)
+
+        self._writable()
+        check = await self.parts.watch.current(tell)
+        return new_baseline(self.parts.config, self.parts.registry, check)
+
+    async def admit(self, session: Session) -> None:  # noqa: ARG002 - what is asked of every session so far
+        """Refuse a turn that could not be kept, at once; nothing is written and nobody is waited for.
 
         Raises:
             AuditError: the daemon is read-only.
             DiskLow: less than `min_free_bytes` are free.
-            ModelChanged: the server has another model or template than the baseline.
-            ModelError: the server does not answer.
         """
         self._writable()
         home, least = self.parts.home, self.parts.config.loop.min_free_bytes
@@ -46,12 +55,6 @@ class Engine:
             raise DiskLow(
                 f"{free:,} bytes are free under {home.path}, and a turn needs {least:,} ([loop] min_free_bytes)",
                 hint="free some disk space and say it again; reading and export still work",
-            )
-        check = await self.parts.watch.current()
-        if difference := session.baseline.difference(check.model, check.template):
-            raise ModelChanged(
-                f"session {session.id} was begun with another model than the server has now: {difference}",
-                hint=f"bxctl fork {session.id} --new-baseline goes on with the new one; bxctl export still reads it",
             )
 
     async def run_turn(self, session: Session, text: str, key: str, emit: Emit) -> TurnEndFrame:

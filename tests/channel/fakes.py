@@ -100,7 +100,7 @@ class FakeEngine:
         async with asyncio.timeout(PATIENCE_S):
             await self.ended.acquire()
 
-    async def baseline(self) -> Baseline:
+    async def baseline(self, _on_wait: Callable[[str], None]) -> Baseline:
         return BASELINE
 
     async def admit(self, session: Session) -> None:

@@ -98,7 +98,7 @@ def test_no_daemon_is_exit_status_3(bxctl: Bxctl, arguments: list[str]) -> None:
         ["fly"],
         ["show"],
         ["show", "../x"],
-        ["fork", "s", "../x"],
+        ["fork", "s", "--to", "../x"],
         ["fork", "s", "--upto", "0"],
         ["chat", "--session", "A", "--message", "x"],
         ["chat", "--session", "s", "--continue", "--message", "x"],
@@ -182,7 +182,7 @@ def test_a_refused_session_is_exit_status_4(served: Bxctl, home: Home, config: o
 def torn(served: Bxctl, home: Home) -> Path:
     """Leave a session `s` whose log lost its end while nobody had it open."""
     served("chat", "--session", "r", "--message", "one")
-    served("fork", "r", "s")
+    served("fork", "r", "--to", "s")
     log = home.sessions / "s" / "0.jsonl"
     log.write_bytes(log.read_bytes()[:-5])
     return log
@@ -252,7 +252,7 @@ def test_export_json_is_what_the_next_request_begins_with(served: Bxctl, home: H
         {"role": "assistant", "content": "ONE"},
     ]
     assert exported.json["tools"][0]["function"]["name"] == "find_tool"
-    served("fork", "s", "t")
+    served("fork", "s", "--to", "t")
     session = Session.open(home, "t", limits=config.loop)  # type: ignore[attr-defined]
     assert exported.out.startswith('{"messages":[' + b",".join(session.request(None).messages).decode() + "]")
     session.close()
@@ -265,9 +265,9 @@ def test_export_markdown_is_for_reading(served: Bxctl) -> None:
 
 def test_fork_prints_the_new_id(served: Bxctl) -> None:
     served("chat", "--session", "s", "--message", "one")
-    assert served("fork", "s", "t", "--upto", "1").out == "t\n"
+    assert served("fork", "s", "--to", "t", "--upto", "1").out == "t\n"
     assert served("fork", "s", "--json").json["parent"] == "s"
-    assert_error(served("fork", "s", "t"), 1, "t")
+    assert_error(served("fork", "s", "--to", "t"), 1, "t")
 
 
 def test_delete_removes_and_compact_says_no(served: Bxctl) -> None:

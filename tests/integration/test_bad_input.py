@@ -178,7 +178,7 @@ def test_one_refused_session_stops_nobody_else_and_says_its_file_and_line(tmp_pa
         assert ends(device.chat("good", "Still there?"))[0]["reason"] == "completed"
         assert [entry["session"] for entry in device.json("status")["refused"]] == ["bad"]
         assert_one_line_error(device.loopd("session", "verify", "bad"), 4, f"{log}:5:")
-        assert device.loopd("session", "fork", "bad", "rescued", "--upto", "1").returncode == 0
+        assert device.loopd("session", "fork", "bad", "--to", "rescued", "--upto", "1").returncode == 0
         assert device.loopd("session", "repair", "bad").returncode == 0
         assert ends(device.chat("bad", "Back again?"))[0]["reason"] == "completed"
 
@@ -233,8 +233,9 @@ def test_a_full_disk_is_a_typed_error_and_the_session_goes_on_once_there_is_room
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], check=True)
     try:
-        with start_scripted_server(tmp_path / "m.sock", {"default": {"text": "A long answer. " * 2000}}) as url:
-            device = Appliance(small, url, loop={"min_free_bytes": 0})
+        script = {"default": {"text": "A long answer. " * 2000, "chunk_chars": 4096}, "context_tokens": 100_000}
+        with start_scripted_server(tmp_path / "m.sock", script) as url:
+            device = Appliance(small, url, loop={"min_free_bytes": 0, "max_completion_tokens": 50_000})
             device.log_path = tmp_path / "loopd.log"
             with running(device):
                 ballast = small / "ballast"

@@ -21,7 +21,13 @@ _USER_DEFINED = 4
 
 
 def make_tiny_gguf(
-    source: Path, target: Path, *, answer: Sequence[str], pieces: Sequence[str] = (), context_tokens: int = 8192
+    source: Path,
+    target: Path,
+    *,
+    answer: Sequence[str],
+    pieces: Sequence[str] = (),
+    endless: bool = False,
+    context_tokens: int = 8192,
 ) -> None:
     """Write a model that always gives one answer.
 
@@ -30,6 +36,7 @@ def make_tiny_gguf(
         target: the file to write.
         answer: its tokens as the vocabulary spells them (a space is `Ġ`), all different.
         pieces: tokens to add to the vocabulary, spelt as text; `answer` may use them.
+        endless: after the last token the second one comes again, for ever.
         context_tokens: the model's own context length.
     """
     reader = gguf.GGUFReader(source)
@@ -38,7 +45,8 @@ def make_tiny_gguf(
     _write_shape(writer, context_tokens)
     _copy_tokenizer(reader, writer, tokens, added=len(pieces))
     numbers = {token: number for number, token in enumerate(tokens)}
-    _write_weights(writer, len(tokens), [numbers[token] for token in (_START, *answer, _END)])
+    chain = [numbers[token] for token in (_START, *answer)]
+    _write_weights(writer, len(tokens), chain, chain[2] if endless else numbers[_END])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -70,13 +78,13 @@ def _copy_tokenizer(reader: gguf.GGUFReader, writer: gguf.GGUFWriter, tokens: li
     writer.add_chat_template(fields["tokenizer.chat_template"])
 
 
-def _write_weights(writer: gguf.GGUFWriter, vocabulary: int, chain: list[int]) -> None:
+def _write_weights(writer: gguf.GGUFWriter, vocabulary: int, chain: list[int], after: int) -> None:
     if len(set(chain)) != len(chain) or len(chain) >= _WIDTH:
         raise ValueError("the answer's tokens must all be different, and fewer than the embedding is wide")
     embedding = np.zeros((vocabulary, _WIDTH), np.float16)
     embedding[:, -1] = 1  # no vector may be zero: it is divided by its length
     output = np.zeros((vocabulary, _WIDTH), np.float16)
-    for direction, (token, following) in enumerate(pairwise(chain)):
+    for direction, (token, following) in enumerate(pairwise([*chain, after])):
         embedding[token] = 0
         embedding[token, direction] = 1
         output[following, direction] = _GAIN

@@ -104,7 +104,7 @@ async def _bench(
         registry = Registry(ports, config.tools)
         stack.push_async_callback(registry.close)
         parts = Parts(home, config, client, pool, keeper, ModelWatch(home, client, pool, keeper), registry, audit_log)
-        baseline = await Engine(parts).baseline()
+        baseline = await Engine(parts).baseline(print)
         session = Session.create(home, "s", baseline, owner_uid=0, limits=config.loop)
         stack.callback(session.close)
         yield Bench(server, parts, session)
