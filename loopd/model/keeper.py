@@ -114,7 +114,7 @@ class StateKeeper:
         self._lost.pop(session, None)
         if history.rebased and history.expected:
             return SlotCondition("rebased", "", history.rebased)
-        if here >= history.expected:
+        if here >= history.expected and isinstance(restored, str):
             return SlotCondition("ours", "", found.evidence, view.tokens)
         return _condition(restored, found, history)
 
