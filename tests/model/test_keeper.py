@@ -116,17 +116,20 @@ class Desk:
 
     async def saved(self, count: int) -> None:
         """Wait until so many states are on disk."""
-        async with asyncio.timeout(PATIENCE_S):
-            while self.states()["count"] < count:
-                await asyncio.sleep(0)
+        await self._until(lambda: self.states()["count"] >= count)
 
     async def written_down(self) -> None:
         """Wait until the ledger has how the last request left its slot."""
-        ledger = Path(self.server.script.states, "ledger.json")
         task = max(slot.task or 0 for slot in self.server.slots)
+        await self._until(lambda: any(f'"task":{task},' in path.read_text() for path in self.files("ledger.json")))
+
+    async def _until(self, done: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while not ledger.exists() or f'"task":{task},' not in ledger.read_text():
+            while not done():  # noqa: ASYNC110 - files have no event to wait for
                 await asyncio.sleep(0)
+
+    def files(self, pattern: str) -> list[Path]:
+        return sorted(Path(self.server.script.states).glob(pattern))
 
     def states(self) -> dict[str, Any]:
         return self.keeper.describe()
@@ -359,7 +362,7 @@ async def test_a_state_that_cannot_be_used_is_dropped_and_said(desk: Open, spoil
     it = await desk()
     await it.say("a")
     await it.say("b")
-    (file,) = Path(it.server.script.states).glob("s.a.*.bin")
+    (file,) = it.files("s.a.*.bin")
     match spoil:
         case "torn":
             file.write_bytes(b"x" * file.stat().st_size)
@@ -443,7 +446,7 @@ async def test_a_deleted_session_leaves_no_state_behind(desk: Open) -> None:
     assert it.states()["count"] == 2
     await it.keeper.forget("a")
     assert it.states()["count"] == 0
-    assert [path.name for path in Path(it.server.script.states).glob("*.bin")] == []
+    assert it.files("*.bin") == []
 
 
 async def test_a_rebased_fork_names_the_change_of_its_baseline(desk: Open) -> None:
