@@ -13,7 +13,7 @@ from loopd.session.replay import tool_call
 from loopd.session.store import Session
 from tests.integration.appliance import Appliance, running
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
 CLOCK = json.dumps({"name": "builtin:clock", "arguments": {}})
 DEVICE = json.dumps({"name": "builtin:device", "arguments": {}})
