@@ -50,6 +50,7 @@ class StateKeeper:
         self._store = StateStore(directory, client, table=table, short_of_disk=short_of_disk, on_pruned=self._on_pruned)
         self._lost: dict[str, SlotCondition] = {}
         self._idle_since_s: dict[int, float] = {}
+        self._quiet_since_s = monotonic_s()
         self._tried: dict[int, Left] = {}
         self._wake = asyncio.Event()
         for slot, left in sorted(self._store.left.items(), key=lambda item: item[1].turn):
@@ -82,7 +83,7 @@ class StateKeeper:
                 yield slot, await self._prepare(slot, history)
         finally:
             if slot is not None:
-                self._idle_since_s[slot] = monotonic_s()
+                self._idle_since_s[slot] = self._quiet_since_s = monotonic_s()
                 self._wake.set()
 
     def account(self, usage: Usage, condition: SlotCondition) -> None:
@@ -182,14 +183,18 @@ class StateKeeper:
         """Save slots that are idle, sync files, write the ledger; for ever."""
         while True:
             self._wake.clear()
-            await self._settle()
+            await self._write_down()
             due_s = [self._due_s(slot) for slot in self._waiting()]
+            if self._store.unsynced:
+                due_s.append(self._quiet_since_s + self._table().save_idle_s)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, min(due_s) - monotonic_s()) if due_s else None):
                     await self._wake.wait()
             for slot in self._waiting():
                 if self._due_s(slot) <= monotonic_s():
                     await self._save_idle(slot)
+            if self._quiet_since_s + self._table().save_idle_s <= monotonic_s():
+                await self._store.sync()
 
     async def stop(self, within_s: float, hurry: asyncio.Event) -> None:
         """Save what is not saved, the dearest first; say what was skipped and what that will cost.
@@ -217,7 +222,9 @@ class StateKeeper:
             log.warning("not_saved session=%s tokens=%d cost_s=%s", left.mark.session, left.tokens, cost)
         saved = len(unsaved) - len(skipped)
         log.info("states_saved slots=%d skipped=%d seconds=%.1f", saved, len(skipped), monotonic_s() - began_s)
-        await self._settle()
+        if not hurry.is_set():
+            await self._store.sync()
+        await self._write_down()
 
     async def forget(self, session: str) -> None:
         """Remove every state that holds text of a session that is deleted."""
@@ -254,10 +261,10 @@ class StateKeeper:
                 log.warning("not_saved slot=%d session=%s reason=%r", slot, left.mark.session, str(reason))
                 self._tried[slot] = left
 
-    async def _settle(self) -> None:
+    async def _write_down(self) -> None:
         if self._pool.total is not None:
             slots = {slot: left for slot in range(self._pool.total) if (left := self._pool.left(slot))}
-            await self._store.settle(slots)
+            await self._store.write_down(slots)
 
     # --- for people ---------------------------------------------------------------------------------------------
 

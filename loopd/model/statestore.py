@@ -59,7 +59,7 @@ class StateStore:
     ) -> None:
         self._client, self._table, self._short_of_disk, self._on_pruned = client, table, short_of_disk, on_pruned
         self._files = StateFiles(directory)
-        self._ledger = self._files.load()
+        self._ledger = self._written = self._files.load()
         self._off = ""
         self._saving = asyncio.Lock()
         self._totals = dict.fromkeys(("saves", "saved_bytes", "save_s", "restores", "restored_bytes", "restore_s"), 0.0)
@@ -254,16 +254,27 @@ class StateStore:
 
     # --- the rest -----------------------------------------------------------------------------------------------
 
-    async def settle(self, slots: Mapping[int, Left]) -> None:
-        """Sync what was saved in a hurry, and write down how the slots were left."""
+    @property
+    def unsynced(self) -> bool:
+        """Whether a power cut would take a state with it."""
+        return any(state.boot for state in self._files.states.values())
+
+    async def sync(self) -> None:
+        """Sync what was saved in a hurry."""
         with contextlib.suppress(OSError):
             for name in [state.name for state in self._files.states.values() if state.boot]:
                 await asyncio.to_thread(self._files.sync, name)
+
+    async def write_down(self, slots: Mapping[int, Left]) -> None:
+        """Write the ledger: how the slots were left, what was written today, what was given up."""
         self._ledger = self._ledger.model_copy(update={"slots": dict(slots)})
+        if self._ledger == self._written:
+            return
         try:
             await asyncio.to_thread(self._files.keep, self._ledger)
         except OSError as error:
             log.warning("ledger path=%s reason=%r", error.filename, error.strerror)
+        self._written = self._ledger
 
     async def forget(self, session: str) -> None:
         """Remove every state that holds text of a session."""

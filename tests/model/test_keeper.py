@@ -116,14 +116,14 @@ class Desk:
 
     async def saved(self, count: int) -> None:
         """Wait until so many states are on disk."""
-        await self._until(lambda: self.states()["count"] >= count)
+        await self.until(lambda: self.states()["count"] >= count)
 
     async def written_down(self) -> None:
         """Wait until the ledger has how the last request left its slot."""
         task = max(slot.task or 0 for slot in self.server.slots)
-        await self._until(lambda: any(f'"task":{task},' in path.read_text() for path in self.files("ledger.json")))
+        await self.until(lambda: any(f'"task":{task},' in path.read_text() for path in self.files("ledger.json")))
 
-    async def _until(self, done: Callable[[], bool]) -> None:
+    async def until(self, done: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
             while not done():  # noqa: ASYNC110 - files have no event to wait for
                 await asyncio.sleep(0)
@@ -228,6 +228,16 @@ async def test_a_slot_is_saved_when_it_has_been_idle_and_not_before(desk: Open) 
     it.server.restart()
     said = await it.say("a")
     assert (said.loss, said.condition.kind) == (0, "restored")
+
+
+async def test_what_an_eviction_left_unsynced_is_synced_in_a_quiet_moment(desk: Open) -> None:
+    it = await desk()
+    await it.say("a")
+    await it.say("b")
+    assert [path.read_text().count('"boot": ""') for path in it.files("s.a.*.json")] == [0]
+    it.table = ModelTable(save_idle_s=0.001)
+    async with it.idling():
+        await it.until(lambda: [path.read_text().count('"boot": ""') for path in it.files("s.a.*.json")] == [1])
 
 
 async def test_nothing_is_saved_while_a_request_is_in_the_slot(desk: Open) -> None:
