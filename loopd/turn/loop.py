@@ -34,6 +34,7 @@ from loopd.session.store import Session
 from loopd.tools.call import Call, Prepared
 from loopd.tools.port import Outcome
 from loopd.tools.text import clean
+from loopd.turn.history import history_of
 from loopd.turn.limits import Stop, TurnLimits, answer_cut, context_stop, surely_fits
 from loopd.turn.parts import Emit, Parts, uninterrupted
 
@@ -180,13 +181,11 @@ class Turn:
         parts, session = self._parts, self._session
         request = session.request(text)
         await self._check_room(request)
-        before = session.last_usage
-        prefer = before.slot if before else session.start.slot
+        history = await asyncio.to_thread(history_of, session)
         async with AsyncExitStack() as held:
             with self._waiting():
-                hold = parts.pool.hold(session.id, prefer=prefer, on_place=self._on_place)
-                slot = await held.enter_async_context(hold)
-            condition = await parts.pool.look(slot, session.id, _left_by(before))
+                hold = parts.keeper.hold(history, on_place=self._on_place)
+                slot, condition = await held.enter_async_context(hold)
             async with self._in_time():
                 completion = await parts.client.complete(self._asked(request, slot), self._on_event)
         return completion, await self._account(request, completion, slot, condition)
@@ -228,7 +227,7 @@ class Turn:
         )
         if cause:
             log.warning("loss session=%s tokens=%s cause=%s evidence=%r", session.id, loss, cause.name, cause.evidence)
-        return usage_record(
+        usage = usage_record(
             reported,
             at=now(),
             expected=expected,
@@ -238,6 +237,9 @@ class Turn:
             request_bytes=request.request_bytes,
             request_sha256=request.request_sha256,
         )
+        self._parts.keeper.account(usage, condition)
+        self._parts.tally.add(usage)
+        return usage
 
     # --- tools --------------------------------------------------------------------------------------------------
 
@@ -404,13 +406,6 @@ def _usage_frame(session_id: str, usage: Usage) -> UsageFrame:
         cause=usage.cause.name if usage.cause else None,
         seconds=((usage.prefill_ms or 0) + (usage.decode_ms or 0)) / 1000 if known else None,
     )
-
-
-def _left_by(usage: Usage | None) -> int:
-    """Return how many tokens a request left in its slot (SPEC 4.3); 0 where it is not known."""
-    if usage is None or usage.prompt_tokens is None or usage.completion_tokens is None:
-        return 0
-    return usage.prompt_tokens + usage.completion_tokens - 1
 
 
 def _not_run(ended: _Ended) -> str:

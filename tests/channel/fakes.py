@@ -78,6 +78,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.audited: list[dict[str, Any]] = []
         self.ran: list[str] = []
+        self.forgotten: list[str] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.waiting = asyncio.Semaphore(0)
         self.ended = asyncio.Semaphore(0)
@@ -150,6 +151,9 @@ class FakeEngine:
 
     async def recover(self, session: Session, emit: Emit) -> None:
         await self._append(session, emit, TurnEnd(at=now(), reason="interrupted"))
+
+    async def forget(self, session_id: str) -> None:
+        self.forgotten.append(session_id)
 
     async def audit(self, event: str, **facts: Any) -> None:
         self.audited.append({"event": event, **facts})
