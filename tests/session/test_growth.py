@@ -1,7 +1,6 @@
 """What long logs cost in memory: bounded (SPEC 2.2/10). What they cost in time is a benchmark."""
 
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
