@@ -129,6 +129,7 @@ class ModelClient:
         """Take `unix:/path` or an http(s) URL, with or without `/v1` at its end; `transport` replaces the network."""
         self.url = url
         self.timeouts = timeouts or Timeouts()
+        self._facts: tuple[bytes, ServerFacts] | None = None
         socket = url.removeprefix("unix:") if url.startswith("unix:") else None
         limits = httpx.Limits(max_keepalive_connections=0)
         self._http = httpx.AsyncClient(
@@ -320,8 +321,14 @@ class ModelClient:
         Raises:
             ModelError: it does not answer, or not with what its endpoints should give.
         """
-        props_body = await self._ask("GET", "/props", absent_ok=True)
-        props = wire.parse(wire.Props, props_body, "/props") if props_body else wire.Props(endpoint_slots=False)
+        body = await self._ask("GET", "/props", absent_ok=True)
+        if self._facts is None or body != self._facts[0] or not body:
+            self._facts = body, await self._read_facts(body)
+        return self._facts[1]
+
+    async def _read_facts(self, body: bytes) -> ServerFacts:
+        """Return the facts of a server whose `/props` are `body`; unchanged, they are those of the same process."""
+        props = wire.parse(wire.Props, body, "/props") if body else wire.Props(endpoint_slots=False)
         models = wire.parse(wire.Models, await self._ask("GET", "/v1/models"), "/v1/models")
         model = models.data[0]
         meta = model.meta or wire.ModelMeta()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from loopd.errors import ModelUnavailable
 from loopd.home import Home
 from loopd.model.check import ModelCheck, load_or_check
 from loopd.model.client import Event, ModelClient, ServerFacts
@@ -40,8 +41,11 @@ class ModelWatch:
             ModelError: it does not answer, or cannot be asked for its forms.
         """
         async with self._one_at_a_time:
-            await self._client.wait_ready(on_event)
-            facts = await self._client.facts()
+            try:
+                facts = await self._client.facts()
+            except ModelUnavailable:
+                await self._client.wait_ready(on_event)
+                facts = await self._client.facts()
             if self._check is None or facts != self._facts:
                 self._check = await load_or_check(self._home, self._client, facts)
                 self._facts = facts

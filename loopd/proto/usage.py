@@ -10,10 +10,10 @@ Zero loss is the only good value. Every command, record and check uses these fun
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from loopd.proto.records import Usage
+from loopd.proto.records import Cause, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,30 @@ class Reported:
     prefill_ms: float | None = None
     decode_ms: float | None = None
     first_token_ms: float | None = None
+
+
+def usage_record(
+    reported: Reported,
+    *,
+    at: str,
+    expected: int | None,
+    loss: int | None,
+    cause: Cause | None,
+    slot: int | None,
+    request_bytes: int,
+    request_sha256: str,
+) -> Usage:
+    """Return the record of one request: what was reported, and our account of it."""
+    return Usage(
+        at=at,
+        **asdict(reported),
+        expected=expected,
+        loss=loss,
+        cause=cause,
+        slot=slot,
+        request_bytes=request_bytes,
+        request_sha256=request_sha256,
+    )
 
 
 def expected_tokens(previous: Usage | None, prompt_tokens: int | None) -> int | None:

@@ -152,15 +152,21 @@ def verify(home: Home, session_id: str) -> Verdict:
     lines = size_bytes = 0
     open_turn = False
     for epoch in epochs:
-        fault, log, good_bytes = check_epoch(session_id, directory, epoch)
-        if isinstance(fault, TornLog):
-            _pause()
-            fault, log, good_bytes = check_epoch(session_id, directory, epoch)
+        fault, log, good_bytes = settled_epoch(session_id, directory, epoch)
         faults += [fault] if fault else []
         lines += log.whole_line
         size_bytes += good_bytes
         open_turn = log.open_turn is not None
     return Verdict(session_id, len(epochs), lines, size_bytes, open_turn, tuple(faults))
+
+
+def settled_epoch(session_id: str, directory: Path, epoch: int) -> tuple[SessionRefused | None, Log, int]:
+    """Check one epoch as `check_epoch` does, and once more where it looked torn: a write may have been under way."""
+    checked = check_epoch(session_id, directory, epoch)
+    if isinstance(checked[0], TornLog):
+        _pause()
+        checked = check_epoch(session_id, directory, epoch)
+    return checked
 
 
 def check_epoch(session_id: str, directory: Path, epoch: int) -> tuple[SessionRefused | None, Log, int]:

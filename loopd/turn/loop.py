@@ -28,6 +28,7 @@ from loopd.proto.frames import (
     UsageFrame,
 )
 from loopd.proto.records import Assistant, Record, ToolCall, ToolResult, TurnEnd, TurnEndReason, Usage, User
+from loopd.proto.usage import usage_record
 from loopd.session.replay import Request, tool_call
 from loopd.session.store import Session
 from loopd.tools.call import Call, Prepared
@@ -226,17 +227,12 @@ class Turn:
         )
         if cause:
             log.warning("loss session=%s tokens=%s cause=%s evidence=%r", session.id, loss, cause.name, cause.evidence)
-        usage = Usage(
+        usage = usage_record(
+            reported,
             at=now(),
-            prompt_tokens=reported.prompt_tokens,
-            completion_tokens=reported.completion_tokens,
-            cached_tokens=reported.cached_tokens,
             expected=expected,
             loss=loss,
             cause=cause,
-            prefill_ms=reported.prefill_ms,
-            decode_ms=reported.decode_ms,
-            first_token_ms=reported.first_token_ms,
             slot=slot,
             request_bytes=request.request_bytes,
             request_sha256=request.request_sha256,
