@@ -74,9 +74,10 @@ class ModelProcess:
         serving = start_model_server(self._socket, gguf=self._gguf, home=self._home, pids=self.pids, **self._table)
         self._stack.enter_context(serving)
 
-    def serve(self, gguf: Path) -> None:
-        """Start with another model."""
+    def serve(self, gguf: Path, **table: Any) -> None:
+        """Start with another model, or other keys of `[model]`."""
         self._gguf = gguf
+        self._table |= table
         self.start()
 
     def stop(self) -> None:

@@ -292,7 +292,7 @@ class StateStore:
         states = sorted(self._files.states.values(), key=lambda state: -state.serial)
         return {
             "state": "off" if self.off else "on",
-            "reason": self.off or (useless.roll_back if useless else ""),
+            "reason": self.off or (useless.roll_back if useless else "") or None,
             "count": len(states),
             "disk_bytes": sum(state.size_bytes for state in states),
             "max_disk_bytes": table.max_states_bytes,

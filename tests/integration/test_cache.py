@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from loopd.config import DEFAULT_SYSTEM_PROMPT
+from loopd.model.server import template_text
 from tests.integration.appliance import ServerNumbers
 from tests.model.tiny_gguf import make_tiny_gguf
 from tests.servers import model_file
@@ -137,6 +138,22 @@ def test_a_swapped_model_costs_a_fork_its_history_once_and_says_so(tmp_path: Pat
         assert usage_of(side, fork)["loss"] == 0
     assert told["cause"] == "model_changed"
     assert "forked from a:" in told["evidence"]
+
+
+def test_a_rewritten_template_is_refused_by_name_and_the_old_one_goes_on(tmp_path: Path, tiny: Path) -> None:
+    template = tmp_path / "other.jinja"
+    template.write_text(template_text("chatml-tools").replace("<|im_start|>", "<|im_start|> "), encoding="utf-8")
+    with on_loopd(tmp_path, tiny) as side:
+        side.say("a", "one")
+        for name, status in ((str(template), 1), ("chatml-tools", 0)):
+            side.stop()
+            side.model.stop()
+            side.model.serve(tiny, template=name)
+            side.start()
+            said = side.device.bxctl("chat", "--session", "a", "--message", "two", ok=False)
+            assert said.returncode == status
+            assert ("the session began with the chat template" in said.stderr) == bool(status)
+        assert usage_of(side, "a")["loss"] == 0
 
 
 def test_a_second_signal_skips_saving(loopd: LoopdSide) -> None:

@@ -449,6 +449,37 @@ async def test_a_server_that_comes_back_with_another_number_of_slots_gets_the_st
     assert [(await it.say(session)).loss for session in "cab"] == [0] * 3
 
 
+@pytest.mark.parametrize("fresh", [False, True], ids=["a-used-server", "a-fresh-server"])
+async def test_a_state_that_was_restored_for_a_turn_that_sent_nothing_is_not_trusted(
+    desk: Open, *, fresh: bool
+) -> None:
+    it = await desk()
+    await it.say("a")
+    await it.say("b")
+    await it.stop()
+    if fresh:
+        it.server.restart()
+    line = it.lines["a"]
+    history = History(Mark(session="a", epoch=0, line=line.lines, baseline="x"), line.expected)
+    async with it.keeper.hold(history) as (_, condition):
+        assert condition.kind == "restored"
+    it.server.restart()
+    for session in "ab":
+        said = await it.say(session)
+        assert (said.loss, said.condition.kind) == (0, "restored")
+
+
+async def test_an_eviction_that_is_cancelled_changes_nothing(desk: Open) -> None:
+    it = await desk({"text": "one"}, {"text": "two", "prefill_gate": "here"})
+    await it.say("a")
+    turn = asyncio.create_task(it.say("b"))
+    await it.server.gate("here").reached.wait()
+    turn.cancel()
+    await asyncio.wait({turn})
+    assert (await it.say("a")).loss == 0
+    assert (await it.say("b")).loss == 0
+
+
 async def test_a_deleted_session_leaves_no_state_behind(desk: Open) -> None:
     it = await desk()
     await it.say("a")
