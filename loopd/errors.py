@@ -23,6 +23,7 @@ SPEC 9).
     │   └── ModelSetupError          the embedded server or its model file cannot be used
     ├── TurnError                    a `say` that was not taken
     │   ├── TurnBusy, KeyReused, DiskLow
+    │   ├── NotCompacted             no summary took the place of the history, which goes on as it was
     │   └── ReplayViolation          an internal error: the request would not extend the last one
     ├── ToolError                    never leaves the tool runner: it becomes a result
     ├── AuditError                   the audit log cannot be written, or its chain is broken
@@ -254,6 +255,12 @@ class TurnBusy(TurnError):
     """The session has a turn in flight."""
 
     code = "busy"
+
+
+class NotCompacted(TurnError):
+    """A summary could not be made; the epoch goes on as it was."""
+
+    code = "not_compacted"
 
 
 class KeyReused(TurnError):
