@@ -28,7 +28,7 @@ SPEC 9).
     ├── ToolError                    never leaves the tool runner: it becomes a result
     ├── AuditError                   the audit log cannot be written, or its chain is broken
     └── ChannelError                 the socket between client and daemon
-        ├── FrameTooLarge, FrameInvalid, VersionMismatch, SlowConsumer, NotPermitted, NotSupported, LimitReached
+        ├── FrameTooLarge, FrameInvalid, VersionMismatch, SlowConsumer, NotPermitted, LimitReached
         ├── DaemonError              what the daemon answered, with its code
         └── DaemonUnreachable     3
 """
@@ -327,12 +327,6 @@ class NotPermitted(ChannelError):
     """Only the session's owner and root may do this."""
 
     code = "not_permitted"
-
-
-class NotSupported(ChannelError):
-    """The request is of the protocol, but this release cannot do it."""
-
-    code = "not_supported"
 
 
 class LimitReached(ChannelError):
