@@ -63,3 +63,60 @@ bench: setup  ## the benchmarks: a table here, and build/bench.json
 
 clean:  ## remove .venv and build
 	rm -rf .venv build
+
+# --- the appliance: a virtual device, rollout, checks on a device ------------------------------------------------
+# DEVICE is a host that ssh knows, or the name of a virtual device (`virtual`). A fleet:
+# DEVICE=<group or all> INVENTORY=<file>, see ansible/inventory.example.yml.
+
+.PHONY: setup-device device-up device-down deploy rollback uninstall verify-device lint-device device-given
+
+NAME ?= virtual
+DEVICE_DEBS := mmdebstrap systemd-container iproute2 openssh-client util-linux
+DEVICE_PYTHON := .venv/bin/python
+comma := ,
+SSH_CONFIG = $(wildcard build/devices/$(DEVICE)/ssh_config)
+ANSIBLE = cd ansible && ANSIBLE_INVENTORY_UNPARSED_FAILED=true $(if $(SSH_CONFIG),ANSIBLE_SSH_ARGS="-F $(abspath $(SSH_CONFIG))") \
+	../.venv/bin/ansible-playbook -i $(or $(INVENTORY),$(DEVICE)$(comma)) $(if $(INVENTORY),--limit $(DEVICE))
+
+# Debian packages are installed here, and only those that are missing.
+setup-device: setup  ## the Debian packages that a virtual device and a rollout need
+	@missing=$$(for deb in $(DEVICE_DEBS); do dpkg-query -W -f '$${Status}' $$deb 2>/dev/null | grep -q 'ok installed' || echo $$deb; done); \
+	if [ -n "$$missing" ]; then \
+	  [ "$$(id -u)" = 0 ] || { echo "error: Debian packages are missing: $$(echo $$missing)"; echo "hint: sudo make setup-device"; exit 1; } >&2; \
+	  echo "setup-device: installing $$(echo $$missing)"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing >/dev/null; \
+	fi
+
+device-up: setup-device  ## boot a virtual device (NAME=virtual)
+	@PYTHONPATH=device-checks $(DEVICE_PYTHON) -m virtual up $(NAME)
+
+device-down:  ## end it and remove it
+	@PYTHONPATH=device-checks python3 -m virtual down $(NAME)
+
+deploy: setup-device device-given  ## roll loopd out to DEVICE
+	@$(ANSIBLE) $(ANSIBLE_FLAGS) site.yml
+
+rollback: setup-device device-given  ## go back to the release before; FORCE=1 even if it refuses sessions
+	@$(ANSIBLE) $(ANSIBLE_FLAGS) $(if $(FORCE),-e rollback_force=true) rollback.yml
+
+uninstall: setup-device device-given  ## remove loopd; DATA=keep or DATA=remove, else it asks
+	@$(ANSIBLE) $(ANSIBLE_FLAGS) $(if $(DATA),-e uninstall_data=$(DATA)) uninstall.yml
+
+# ansible-lint has needs of its own, so it lives in its own environment.
+build/ansible-lint/.installed:
+	@python3 -m venv --clear build/ansible-lint
+	@build/ansible-lint/bin/python -m pip install --quiet --disable-pip-version-check 'ansible-lint==25.8.2' 'ansible-core>=2.19,<2.20'
+	@touch $@
+
+lint-device: setup build/ansible-lint/.installed  ## ansible-lint (production profile) and types of the rollout and checks
+	@$(DEVICE_PYTHON) -m mypy --explicit-package-bases device-checks ansible/bundle.py
+	@cd ansible && PATH="$(CURDIR)/build/ansible-lint/bin:$$PATH" ansible-lint -q --nocolor
+
+device-given:
+	@test -n "$(DEVICE)" || { echo "error: no device given"; echo "hint: add DEVICE=<a host that ssh knows, or virtual>"; exit 2; } >&2
+
+verify-device: setup-device device-given  ## prove DEVICE; DESTRUCTIVE=1 reboots it; last line `verify-device: ok`
+	@$(DEVICE_PYTHON) -m pytest -c device-checks/pytest.ini device-checks --device=$(DEVICE) \
+	  --junitxml=build/device-checks/$(DEVICE)/junit.xml --results=build/device-checks \
+	  $(if $(DESTRUCTIVE),--destructive) $(CHECKS)
+	@echo 'verify-device: ok'

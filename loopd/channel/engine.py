@@ -78,6 +78,10 @@ class Engine(Protocol):
         """Return the facts of model, slots and audit log for `status`."""
         ...
 
+    async def forget(self, session_id: str) -> None:
+        """Remove what is kept of a session that is deleted, outside its directory."""
+        ...
+
     def tools(self) -> list[dict[str, Any]]:
         """Return the ports: `{"port", "state", "tools": [{"name", "description", "effect"}]}`."""
         ...

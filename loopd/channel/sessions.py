@@ -270,6 +270,7 @@ class Sessions:
                 await self._close(live)
             await self._engine.audit("session_deleted", session=session_id, uid=peer.uid, pid=peer.pid)
             await asyncio.to_thread(reader.delete, self._home, session_id)
+            await self._engine.forget(session_id)
         self.refusals.forget(session_id)
 
     def _owner(self, session_id: str) -> int:

@@ -6,7 +6,7 @@ import sys
 import click
 
 from loopd import __version__
-from loopd.cli.context import Context, LazyGroup, run
+from loopd.cli.context import Context, LazyGroup, completion_command, run
 
 _LAZY = {
     "cancel": ("loopd.cli.change", "Cancel the turn in flight."),
@@ -38,15 +38,7 @@ def cli(ctx: click.Context, home: str | None, config: str | None) -> None:
     ctx.obj = Context(home_flag=home, config_flag=config)
 
 
-@cli.command(short_help="Print a shell completion script.")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print a completion script, e.g. for ~/.bashrc: `eval "$(bxctl completion bash)"`."""
-    from click.shell_completion import get_completion_class
-
-    found = get_completion_class(shell)
-    assert found is not None
-    click.echo(found(cli, {}, "bxctl", "_BXCTL_COMPLETE").source())
+cli.add_command(completion_command("bxctl", cli))
 
 
 def main() -> None:

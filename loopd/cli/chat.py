@@ -1,10 +1,9 @@
 """`bxctl chat`: talk, or say the given messages one after another (SPEC 9)."""
 
 import asyncio
-import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 
 import click
 
@@ -14,11 +13,10 @@ from loopd.cli.context import Context
 from loopd.cli.daemon import ask, socket_path
 from loopd.cli.render import console
 from loopd.cli.view import AnswerView
-from loopd.errors import DaemonError, LoopdError, UsageError
-from loopd.proto.frames import CaughtUp, ErrorFrame, List, Opened, ServerFrame, TurnEndFrame
+from loopd.cli.words import check_answer, interrupts, say_new, show_end
+from loopd.errors import UsageError
+from loopd.proto.frames import CaughtUp, List, Opened, ServerFrame, TurnEndFrame
 from loopd.proto.ids import MAX_KEY_CHARS, check_session_id, new_key
-
-_GOOD_ENDS = ("completed", "length")
 
 
 @click.command()
@@ -52,60 +50,6 @@ def chat(
     from loopd.cli.interactive import Interactive
 
     asyncio.run(Interactive(conversation).run())
-
-
-@contextmanager
-def interrupts(conversation: Conversation, on_first: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Make the first Ctrl-C cancel the turn; the second leaves at once, and the turn goes on without us."""
-    loop = asyncio.get_running_loop()
-    pressed = False
-
-    def press() -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-        on_first()
-        conversation.cancel()
-
-    loop.add_signal_handler(signal.SIGINT, press)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-
-
-def say_new(session: str) -> None:
-    """Tell that a session was made just now."""
-    click.echo(f"new session {session}", err=True)
-
-
-def show_error(error: LoopdError) -> None:
-    """Print an error that does not end the chat."""
-    click.echo(f"error: {error.message}", err=True)
-    if error.hint:
-        click.echo(f"hint: {error.hint}", err=True)
-
-
-def show_end(end: TurnEndFrame) -> bool:
-    """Tell whether the turn ended well; say on stderr why not."""
-    good = end.reason in _GOOD_ENDS
-    if not good or end.message:
-        what = end.message or f"the turn ended: {end.reason}"
-        click.echo(f"{'note' if good else 'error'}: {what}", err=True)
-        if end.hint:
-            click.echo(f"hint: {end.hint}", err=True)
-    return good
-
-
-def check_answer(frame: ServerFrame, key: str | None) -> None:
-    """Raise what the daemon answered to our `open` or `say`, if it is an error.
-
-    Raises:
-        DaemonError: it is.
-    """
-    if isinstance(frame, ErrorFrame) and frame.ref in {"open", key}:
-        raise DaemonError(frame.code, frame.message, hint=frame.hint)
 
 
 async def _say_all(

@@ -81,6 +81,22 @@ class LazyGroup(click.Group):
             formatter.write_dl(sorted(rows))
 
 
+def completion_command(program: str, group: click.Group) -> click.Command:
+    """Return the command that prints the shell completion script of a program."""
+    words = f'Print a shell completion script, e.g. for ~/.bashrc: eval "$({program} completion bash)".'
+
+    @click.command("completion", help=words, short_help="Print a shell completion script.")
+    @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+    def completion(shell: str) -> None:
+        from click.shell_completion import get_completion_class
+
+        found = get_completion_class(shell)
+        assert found is not None
+        click.echo(found(group, {}, program, f"_{program.upper()}_COMPLETE").source())
+
+    return completion
+
+
 def fail(error: LoopdError) -> NoReturn:
     """Show the error as `error: …` and `hint: …` on stderr and end with its exit status (SPEC 9)."""
     click.echo(f"error: {error.message}", err=True)

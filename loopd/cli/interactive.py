@@ -13,9 +13,9 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.patch_stdout import patch_stdout
 
 from loopd.channel.conversation import Conversation
-from loopd.cli.chat import check_answer, interrupts, say_new, show_end, show_error
 from loopd.cli.render import console
 from loopd.cli.view import TurnView
+from loopd.cli.words import check_answer, interrupts, say_new, show_end, show_error
 from loopd.errors import DaemonError
 from loopd.proto.frames import CaughtUp, ErrorFrame, Opened, RecordFrame, ServerFrame, TurnEndFrame
 from loopd.proto.ids import new_key

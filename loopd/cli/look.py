@@ -11,7 +11,7 @@ import click
 from loopd import __version__
 from loopd.cli.context import Context
 from loopd.cli.daemon import ask, epoch_option, json_option, print_json, session_argument, socket_path
-from loopd.cli.render import number, print_facts, print_record, print_table, short, size
+from loopd.cli.render import number, plain, print_facts, print_record, print_table, short, size
 from loopd.errors import DaemonUnreachable, LoopdError
 from loopd.proto import frames
 from loopd.proto.ids import check_session_id
@@ -123,7 +123,9 @@ def why(ctx: Context, session_id: str, *, as_json: bool) -> None:
     for request in data["requests"]:
         click.echo(f"line {request['line']}: {request['text']}")
         if request["evidence"]:
-            click.echo(f"  {short(request['evidence'])}")
+            click.echo(f"  found: {plain(request['evidence'])}")
+        if request["advice"]:
+            click.echo(f"  to do: {request['advice']}")
 
 
 @click.command()

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 import click
 
 from loopd import __version__
-from loopd.cli.context import Context, LazyGroup, run
+from loopd.cli.context import Context, LazyGroup, completion_command, run
 
 if TYPE_CHECKING:
     from loopd.config import Config
 
 _LAZY = {
     "audit": ("loopd.cli.session_commands", "Check the audit log."),
+    "backup": ("loopd.cli.backup_commands", "Write every session to one file."),
     "model": ("loopd.cli.model_commands", "Fetch, serve and check a model."),
+    "restore": ("loopd.cli.backup_commands", "Put the sessions of a backup into the home."),
     "session": ("loopd.cli.session_commands", "Verify, repair and fork sessions on disk."),
 }
 
@@ -75,15 +77,7 @@ def _without_none(table: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in table.items() if value is not None}
 
 
-@cli.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print a completion script, e.g. for ~/.bashrc: `eval "$(loopd completion bash)"`."""
-    from click.shell_completion import get_completion_class
-
-    found = get_completion_class(shell)
-    assert found is not None
-    click.echo(found(cli, {}, "loopd", "_LOOPD_COMPLETE").source())
+cli.add_command(completion_command("loopd", cli))
 
 
 def main() -> None:

@@ -45,6 +45,7 @@ __all__ = [
     "Progress",
     "ReasoningDelta",
     "ServerFacts",
+    "SlotTransfer",
     "SlotView",
     "TextDelta",
     "Timeouts",
@@ -53,6 +54,8 @@ __all__ = [
 _POLL_S = 0.05
 _ANSWER_TIMEOUT_S = 120.0
 """For the small requests. llama.cpp answers `/slots` and `/tokenize` between two batches of a prefill."""
+_STATE_TIMEOUT_S = 600.0
+"""For a slot to be written to a slow disk, or read from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,15 @@ class SlotView:
     processing: bool
 
 
+@dataclass(frozen=True, slots=True)
+class SlotTransfer:
+    """A slot that was saved or restored: its tokens, the file's bytes, and how long the server took."""
+
+    tokens: int
+    size_bytes: int
+    ms: float
+
+
 class _NotReady(ModelUnavailable):
     """The server was not able to take the request, and may be soon."""
 
@@ -117,6 +129,7 @@ class ModelClient:
         """Take `unix:/path` or an http(s) URL, with or without `/v1` at its end; `transport` replaces the network."""
         self.url = url
         self.timeouts = timeouts or Timeouts()
+        self._facts: tuple[bytes, ServerFacts] | None = None
         socket = url.removeprefix("unix:") if url.startswith("unix:") else None
         limits = httpx.Limits(max_keepalive_connections=0)
         self._http = httpx.AsyncClient(
@@ -308,8 +321,14 @@ class ModelClient:
         Raises:
             ModelError: it does not answer, or not with what its endpoints should give.
         """
-        props_body = await self._ask("GET", "/props", absent_ok=True)
-        props = wire.parse(wire.Props, props_body, "/props") if props_body else wire.Props(endpoint_slots=False)
+        body = await self._ask("GET", "/props", absent_ok=True)
+        if self._facts is None or body != self._facts[0] or not body:
+            self._facts = body, await self._read_facts(body)
+        return self._facts[1]
+
+    async def _read_facts(self, body: bytes) -> ServerFacts:
+        """Return the facts of a server whose `/props` are `body`; unchanged, they are those of the same process."""
+        props = wire.parse(wire.Props, body, "/props") if body else wire.Props(endpoint_slots=False)
         models = wire.parse(wire.Models, await self._ask("GET", "/v1/models"), "/v1/models")
         model = models.data[0]
         meta = model.meta or wire.ModelMeta()
@@ -330,6 +349,32 @@ class ModelClient:
             return []
         entries = wire.parse(wire.Slots, body, "/slots").root
         return [SlotView(slot.id, slot.id_task, slot.n_prompt_tokens, slot.is_processing) for slot in entries]
+
+    async def save_slot(self, slot: int, name: str) -> SlotTransfer:
+        """Have the server write what is in a slot to the file `name` in its own directory.
+
+        The server does it between two batches; it must not be asked while the slot processes a request.
+
+        Raises:
+            ModelRejected: it cannot, in its words.
+            ModelError: it does not answer.
+        """
+        saved = wire.parse(wire.Saved, await self._transfer(slot, "save", name), "the answer to a save")
+        return SlotTransfer(saved.n_saved, saved.n_written, saved.timings.save_ms)
+
+    async def restore_slot(self, slot: int, name: str) -> SlotTransfer:
+        """Have the server put a saved file into a slot; what was in it is gone, also where that fails.
+
+        Raises:
+            ModelRejected: there is no such file, or not one of this model and context.
+            ModelError: the server does not answer.
+        """
+        restored = wire.parse(wire.Restored, await self._transfer(slot, "restore", name), "the answer to a restore")
+        return SlotTransfer(restored.n_restored, restored.n_read, restored.timings.restore_ms)
+
+    async def _transfer(self, slot: int, action: str, name: str) -> bytes:
+        content = canonical({"filename": name})
+        return await self._ask("POST", f"/slots/{slot}?action={action}", content=content, timeout_s=_STATE_TIMEOUT_S)
 
     async def render(
         self,
@@ -362,10 +407,20 @@ class ModelClient:
         content = canonical({"content": text, "add_special": True, "parse_special": True})
         return wire.parse(wire.Tokens, await self._ask("POST", "/tokenize", content=content), "/tokenize").tokens
 
-    async def _ask(self, method: str, path: str, *, content: bytes | None = None, absent_ok: bool = False) -> bytes:
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes | None = None,
+        absent_ok: bool = False,
+        timeout_s: float = _ANSWER_TIMEOUT_S,
+    ) -> bytes:
         """Return the body of a small request's answer; empty where the endpoint is absent and that is all right."""
         headers = {"Content-Type": "application/json"} if content else {}
-        response = await self._send(self._http.build_request(method, path, content=content, headers=headers))
+        timeout = httpx.Timeout(timeout_s, connect=self.timeouts.connect_s)
+        request = self._http.build_request(method, path, content=content, headers=headers, timeout=timeout)
+        response = await self._send(request)
         if absent_ok and response.status_code in _ABSENT:
             await response.aclose()
             return b""

@@ -1,6 +1,6 @@
 r"""The records of a session log, format version 1 (SPEC 2.1). This docstring and the models are the format.
 
-A log is UTF-8 lines, each one JSON object in canonical form, each ended by `\n`. The field `type` tells which
+A log is UTF-8 lines, each one compact JSON object, each ended by `\n`. The field `type` tells which
 model applies, `at` is when it was written (for people; order is line order). Unknown types, unknown fields and
 newer versions are refused by name. A log is one `session_start` and then batches, each written by one call and
 synced before anything is shown (SPEC 2.2/4):
@@ -24,8 +24,6 @@ itself the whole of the compaction. The log before it is closed between two turn
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-
-from loopd.proto.canonical import canonical
 
 FORMAT_VERSION = 1
 OLDEST_READABLE_VERSION = 1
@@ -214,9 +212,9 @@ def record_from(value: object) -> Record:
 
 
 def encode_record(record: Record) -> bytes:
-    r"""Return the record as its log line: canonical JSON and `\n`.
+    r"""Return the record as its log line: compact JSON in the order of the model's fields, and `\n`.
 
     Raises:
         ValueError: a text holds a lone surrogate, which UTF-8 cannot.
     """
-    return canonical(record.model_dump(mode="python")) + b"\n"
+    return record.model_dump_json().encode("utf-8") + b"\n"

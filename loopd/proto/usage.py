@@ -10,10 +10,10 @@ Zero loss is the only good value. Every command, record and check uses these fun
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from loopd.proto.records import Usage
+from loopd.proto.records import Cause, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,30 @@ class Reported:
     prefill_ms: float | None = None
     decode_ms: float | None = None
     first_token_ms: float | None = None
+
+
+def usage_record(
+    reported: Reported,
+    *,
+    at: str,
+    expected: int | None,
+    loss: int | None,
+    cause: Cause | None,
+    slot: int | None,
+    request_bytes: int,
+    request_sha256: str,
+) -> Usage:
+    """Return the record of one request: what was reported, and our account of it."""
+    return Usage(
+        at=at,
+        **asdict(reported),
+        expected=expected,
+        loss=loss,
+        cause=cause,
+        slot=slot,
+        request_bytes=request_bytes,
+        request_sha256=request_sha256,
+    )
 
 
 def expected_tokens(previous: Usage | None, prompt_tokens: int | None) -> int | None:
@@ -47,6 +71,14 @@ def loss_tokens(expected: int | None, cached_tokens: int | None) -> int | None:
     if expected is None or cached_tokens is None:
         return None
     return max(0, expected - cached_tokens)
+
+
+def cost_s(usage: Usage) -> float | None:
+    """Return the seconds that evaluating the lost tokens took: their share of the prefill; None where unknown."""
+    if usage.loss is None or usage.prompt_tokens is None or usage.cached_tokens is None or usage.prefill_ms is None:
+        return None
+    evaluated = usage.prompt_tokens - usage.cached_tokens
+    return usage.loss / evaluated * usage.prefill_ms / 1000 if evaluated else 0.0
 
 
 @dataclass(frozen=True, slots=True)

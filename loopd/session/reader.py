@@ -161,7 +161,7 @@ def verify(home: Home, session_id: str) -> Verdict:
     lines = size_bytes = 0
     open_turn = False
     for epoch in there:
-        fault, log, good_bytes = _check_live_epoch(session_id, directory, epoch)
+        fault, log, good_bytes = settled_epoch(session_id, directory, epoch)
         faults += [fault] if fault else []
         lines += log.whole_line
         size_bytes += good_bytes
@@ -175,16 +175,16 @@ def fault_of(home: Home, session_id: str, epoch: int) -> SessionRefused | None:
     Raises:
         SessionError: as `verify`.
     """
-    return _check_live_epoch(session_id, _directory(home, session_id), epoch)[0]
+    return settled_epoch(session_id, _directory(home, session_id), epoch)[0]
 
 
-def _check_live_epoch(session_id: str, directory: Path, epoch: int) -> tuple[SessionRefused | None, Log, int]:
-    """Check an epoch that may be written at this moment: a batch that is not whole is looked at again."""
-    found = check_epoch(session_id, directory, epoch)
-    if isinstance(found[0], TornLog):
+def settled_epoch(session_id: str, directory: Path, epoch: int) -> tuple[SessionRefused | None, Log, int]:
+    """Check one epoch as `check_epoch` does, and once more where it looked torn: a write may have been under way."""
+    checked = check_epoch(session_id, directory, epoch)
+    if isinstance(checked[0], TornLog):
         _pause()
-        found = check_epoch(session_id, directory, epoch)
-    return found
+        checked = check_epoch(session_id, directory, epoch)
+    return checked
 
 
 def check_epoch(session_id: str, directory: Path, epoch: int) -> tuple[SessionRefused | None, Log, int]:

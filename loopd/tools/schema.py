@@ -8,11 +8,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from jsonschema.exceptions import SchemaError, best_match
-from jsonschema.validators import validator_for
-from referencing import Registry
-from referencing.exceptions import Unresolvable
-
 from loopd.tools.port import Tool
 
 _NOTES = frozenset({"title", "description", "examples", "default", "$schema", "$comment", "$id"})
@@ -58,6 +53,12 @@ def fault(schema: dict[str, Any], arguments: dict[str, Any]) -> str:
 
     A schema that is broken or refers to another document judges nothing: the tool itself must. Nothing is fetched.
     """
+    # They take a third of the daemon's start, and the first call can wait for them.
+    from jsonschema.exceptions import SchemaError, best_match  # noqa: PLC0415
+    from jsonschema.validators import validator_for  # noqa: PLC0415
+    from referencing import Registry  # noqa: PLC0415
+    from referencing.exceptions import Unresolvable  # noqa: PLC0415
+
     kind = validator_for(schema)
     try:
         kind.check_schema(schema)

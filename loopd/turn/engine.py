@@ -114,9 +114,15 @@ class Engine:
             model |= {"state": "up", **check.describe()}
         return {
             "model": model,
-            "slots": parts.pool.describe(),
+            "slots": parts.keeper.slots(),
+            "cache": parts.tally.describe(),
+            "states": parts.keeper.describe(),
             "audit": {"state": "ok"} if parts.audit_log else {"state": "read-only", "reason": parts.audit_fault},
         }
+
+    async def forget(self, session_id: str) -> None:
+        """Remove the saved states of a session that is deleted."""
+        await self.parts.keeper.forget(session_id)
 
     def tools(self) -> list[dict[str, Any]]:
         """Return the ports with their states and tools."""

@@ -28,11 +28,13 @@ from loopd.proto.frames import (
     UsageFrame,
 )
 from loopd.proto.records import Assistant, Record, ToolCall, ToolResult, TurnEnd, TurnEndReason, Usage, User
+from loopd.proto.usage import usage_record
 from loopd.session.replay import Request, tool_call
 from loopd.session.store import Session
 from loopd.tools.call import Call, Prepared
 from loopd.tools.port import Outcome
 from loopd.tools.text import clean
+from loopd.turn.history import history_of
 from loopd.turn.limits import Stop, TurnLimits, answer_cut, context_stop, surely_fits
 from loopd.turn.parts import Emit, Parts, uninterrupted
 
@@ -185,12 +187,11 @@ class Turn:
     async def _ask(self, request: Request, before: Usage | None, max_tokens: int) -> tuple[Completion, Usage]:
         """Send a request; `before` is the one that it extends, whose tokens should be cached."""
         parts, session = self._parts, self._session
-        prefer = before.slot if before else session.start.slot
+        history = await asyncio.to_thread(history_of, session)
         async with AsyncExitStack() as held:
             with self._waiting():
-                hold = parts.pool.hold(session.id, prefer=prefer, on_place=self._on_place)
-                slot = await held.enter_async_context(hold)
-            condition = await parts.pool.look(slot, session.id, _left_by(before))
+                hold = parts.keeper.hold(history, on_place=self._on_place)
+                slot, condition = await held.enter_async_context(hold)
             async with self._in_time():
                 completion = await parts.client.complete(self._asked(request, slot, max_tokens), self._on_event)
         return completion, await self._account(request, before, completion, slot, condition)
@@ -242,21 +243,19 @@ class Turn:
         )
         if cause:
             log.warning("loss session=%s tokens=%s cause=%s evidence=%r", session.id, loss, cause.name, cause.evidence)
-        return Usage(
+        usage = usage_record(
+            reported,
             at=now(),
-            prompt_tokens=reported.prompt_tokens,
-            completion_tokens=reported.completion_tokens,
-            cached_tokens=reported.cached_tokens,
             expected=expected,
             loss=loss,
             cause=cause,
-            prefill_ms=reported.prefill_ms,
-            decode_ms=reported.decode_ms,
-            first_token_ms=reported.first_token_ms,
             slot=slot,
             request_bytes=request.request_bytes,
             request_sha256=request.request_sha256,
         )
+        self._parts.keeper.account(usage, condition)
+        self._parts.tally.add(usage)
+        return usage
 
     # --- tools --------------------------------------------------------------------------------------------------
 
@@ -424,13 +423,6 @@ def usage_frame(session_id: str, usage: Usage) -> UsageFrame:
         cause=usage.cause.name if usage.cause else None,
         seconds=((usage.prefill_ms or 0) + (usage.decode_ms or 0)) / 1000 if known else None,
     )
-
-
-def _left_by(usage: Usage | None) -> int:
-    """Return how many tokens a request left in its slot (SPEC 4.3); 0 where it is not known."""
-    if usage is None or usage.prompt_tokens is None or usage.completion_tokens is None:
-        return 0
-    return usage.prompt_tokens + usage.completion_tokens - 1
 
 
 def _not_run(ended: Ended) -> str:

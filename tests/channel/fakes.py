@@ -80,6 +80,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.audited: list[dict[str, Any]] = []
         self.ran: list[str] = []
+        self.forgotten: list[str] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.waiting = asyncio.Semaphore(0)
         self.ended = asyncio.Semaphore(0)
@@ -187,6 +188,9 @@ class FakeEngine:
             "left_out_messages": 0,
             "seconds": 1.5,
         }
+
+    async def forget(self, session_id: str) -> None:
+        self.forgotten.append(session_id)
 
     async def audit(self, event: str, **facts: Any) -> None:
         self.audited.append({"event": event, **facts})

@@ -11,6 +11,7 @@ from loopd.proto.frames import (
     Accepted,
     Delta,
     Opened,
+    Prefill,
     Reasoning,
     RecordFrame,
     ServerFrame,
@@ -130,3 +131,22 @@ def test_a_turn_with_thoughts_tools_and_a_loss_is_shown_in_order() -> None:
         "Late.\n"
         "100 prompt · 70 cached · 30 evaluated · loss 30 · 0.2 s\n\n"
     )
+
+
+def on_terminal(*frames: ServerFrame) -> str:
+    out = io.StringIO()
+    view = TurnView(Console(file=out, force_terminal=True, color_system=None, highlight=False, width=120))
+    view.others = False
+    for frame in frames:
+        view.show(frame)
+    view.rest()
+    return out.getvalue()
+
+
+def test_a_long_prefill_has_a_bar_and_a_short_one_has_none() -> None:
+    long = on_terminal(ACCEPTED, Prefill(session="s", cached=100, processed=1100, total=4100))
+    assert "reading 1,100 of 4,100 tokens, 100 cached" in long
+    assert "━━━━━━━" in long
+    short_one = on_terminal(ACCEPTED, Prefill(session="s", cached=4000, processed=4050, total=4100))
+    assert "reading 4,050 of 4,100 tokens, 4,000 cached" in short_one
+    assert "━" not in short_one

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import tomli_w
 
-PATIENCE_S = 120.0
+PATIENCE_S = 900.0
 _RUN = (sys.executable, "-c")
 LOOPD = (*_RUN, "from loopd.cli.loopd import main; main()")
 BXCTL = (*_RUN, "from loopd.cli.bxctl import main; main()")

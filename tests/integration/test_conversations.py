@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.appliance import BXCTL, PATIENCE_S, Appliance, running
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
 ALPHABETS = (
     "abcdefghijklmnopqrstuvwxyz      ",

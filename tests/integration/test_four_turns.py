@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.appliance import Appliance, ServerNumbers, running
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
 BEFORE = ("Hello, my name is Ada.", "What is the capital of France?")
 AFTER = ("And of Italy?", "What is my name?")

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.integration.appliance import BXCTL, PATIENCE_S, Appliance, running
@@ -85,3 +86,32 @@ def assert_acknowledged_is_there(device: Appliance, session: str, frames: list[d
     assert len(keys) == len(set(keys)), "a text was run twice"
     calls = [line["call"] for line in lines if line["type"] == "tool_result"]
     assert calls == list(range(1, len(calls) + 1))
+
+
+def test_a_kill_in_the_first_prefill_leaves_the_log_as_it_was_and_the_client_says_it_again(tmp_path: Path) -> None:
+    script = {"steps": [{"text": "First."}, {"text": "Lost.", "prefill_gate": "g"}], "default": {"text": "Again."}}
+    with start_scripted_server(tmp_path / "m.sock", script) as url:
+        device = Appliance(tmp_path, url)
+        with running(device):
+            device.chat("s", "One.")
+            log = device.home / "sessions" / "s" / "0.jsonl"
+            before = log.read_bytes()
+            arguments = [*BXCTL, "chat", "--session", "s", "--message", "Two.", "--key", "k2", "--json"]
+            with subprocess.Popen(arguments, env=device.environment, stdout=subprocess.PIPE, text=True) as client:
+                wait_at_gate(url, "g")
+                device.stop(signal.SIGKILL)
+                assert log.read_bytes() == before
+                device.start()
+                out, _ = client.communicate(timeout=PATIENCE_S)
+            assert client.returncode == 0
+            frames = [json.loads(line) for line in out.splitlines()]
+            assert [frame["text"] for frame in frames if frame["type"] == "delta"] == ["Again."]
+            users = [line for line in log.read_bytes().splitlines() if b'"type":"user"' in line]
+            assert [json.loads(line)["key"] for line in users][1:] == ["k2"]
+
+
+def wait_at_gate(url: str, name: str) -> None:
+    """Return once a request waits at the scripted server's gate."""
+    transport = httpx.HTTPTransport(uds=url.removeprefix("unix:"))
+    with httpx.Client(transport=transport, base_url="http://model", timeout=PATIENCE_S) as http:
+        assert http.get(f"/gates/{name}").is_success

@@ -8,12 +8,13 @@ import pytest
 from loopd.clock import now
 from loopd.config import LoopTable
 from loopd.home import Home
-from loopd.proto.records import Assistant, Record, ToolResult, TurnEnd, Usage, User
+from loopd.proto.records import Assistant, Record, ToolResult, TurnEnd, User
+from loopd.proto.usage import Reported, usage_record
 from loopd.session.replay import tool_call
 from loopd.session.store import Session
 from tests.integration.appliance import Appliance, running
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
 CLOCK = json.dumps({"name": "builtin:clock", "arguments": {}})
 DEVICE = json.dumps({"name": "builtin:device", "arguments": {}})
@@ -33,17 +34,12 @@ def work(device: Appliance, session_id: str) -> None:
 
     def step(text: str | None, *answer: Record) -> None:
         request = session.request(text)
-        usage = Usage(
+        usage = usage_record(
+            Reported(),
             at=now(),
-            prompt_tokens=None,
-            completion_tokens=None,
-            cached_tokens=None,
             expected=None,
             loss=None,
             cause=None,
-            prefill_ms=None,
-            decode_ms=None,
-            first_token_ms=None,
             slot=0,
             request_bytes=request.request_bytes,
             request_sha256=request.request_sha256,

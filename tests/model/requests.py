@@ -6,6 +6,7 @@ from typing import Any
 from loopd.model.client import Completion, CompletionRequest, Event, ProducedCall, TextDelta
 from loopd.proto.canonical import canonical, sha256
 from loopd.proto.records import Usage
+from loopd.proto.usage import usage_record
 
 AT = "2026-12-01T00:00:00.000000Z"
 TOOLS = canonical(
@@ -59,18 +60,12 @@ def request(*messages: dict[str, Any], slot: int | None = 0, tools: bytes = b"[]
 def usage_of(asked: CompletionRequest, completion: Completion) -> Usage:
     """The record that the turn loop would write, as far as the account reads it."""
     serialised = b"".join(message + b"\n" for message in asked.messages)
-    reported = completion.reported
-    return Usage(
+    return usage_record(
+        completion.reported,
         at=AT,
-        prompt_tokens=reported.prompt_tokens,
-        completion_tokens=reported.completion_tokens,
-        cached_tokens=reported.cached_tokens,
         expected=None,
         loss=None,
         cause=None,
-        prefill_ms=None,
-        decode_ms=None,
-        first_token_ms=None,
         slot=asked.slot,
         request_bytes=len(serialised),
         request_sha256=sha256(serialised),

@@ -1,0 +1,124 @@
+"""Stage installed: what the rollout promised is on disk, with the rights it promised."""
+
+import json
+import re
+
+import pytest
+from checks.device import Device
+from checks.report import Report
+
+pytestmark = pytest.mark.stage("installed")
+
+UNITS = ("loopd.service", "loopd-model.service")
+# path, mode, owner, group
+FILES = [
+    ("/etc/loopd", "755", "root", "root"),
+    ("/etc/loopd/loopd.toml", "644", "root", "root"),
+    ("/etc/systemd/system/loopd.service", "644", "root", "root"),
+    ("/etc/systemd/system/loopd-model.service", "644", "root", "root"),
+    ("/opt/loopd", "755", "root", "root"),
+    ("/var/lib/loopd", "700", "loopd", "loopd-daemon"),
+]
+
+
+@pytest.mark.parametrize(("path", "mode", "owner", "group"), FILES, ids=[row[0] for row in FILES])
+def test_file_has_owner_and_mode(device: Device, path: str, mode: str, owner: str, group: str) -> None:
+    """Files and folders belong to whom they should, and nobody else may change them.
+
+    Seen failing: `chmod 666 /etc/loopd/loopd.toml`.
+    """
+    assert device.out("stat -c '%%a %%U %%G' %s", path) == f"{mode} {owner} {group}"
+
+
+def test_program_cannot_be_changed_by_the_daemon(device: Device) -> None:
+    """Nothing below /opt/loopd is writable by anyone but root."""
+    loose = device.out("find /opt/loopd ! -type l \\( ! -user root -o -perm /022 \\) | head -n 5")
+    assert loose == ""
+
+
+def test_daemons_group_is_its_own(device: Device) -> None:
+    """The user loopd cannot log in, and nobody else is in its primary group."""
+    user = device.host.user("loopd")
+    assert (user.group, user.shell, user.home) == ("loopd-daemon", "/usr/sbin/nologin", "/var/lib/loopd")
+    assert device.host.group("loopd-daemon").members == []
+
+
+def test_release_is_whole(device: Device, report: Report) -> None:
+    """Every installed file has the hash that its package recorded, and nothing that is needed is missing."""
+    release = device.out("basename $(readlink /opt/loopd/current)")
+    assert device.out("cat /opt/loopd/current/.complete") == release
+    found = json.loads(device.python(_HASHES))
+    report.facts |= {"release": release, "packages": found["packages"]}
+    assert found["wrong"] == []
+    assert found["missing"] == []
+
+
+def test_model_file_is_the_one_of_its_name(device: Device, report: Report) -> None:
+    """The model file has the hash by which its folder is named."""
+    path = device.out("sed -n 's/^gguf = \"\\(.*\\)\"$/\\1/p' /etc/loopd/loopd.toml")
+    digest = device.out("sha256sum %s", path, timeout_s=300).split()[0]
+    report.facts |= {"model": path.rsplit("/", 1)[-1], "model_sha256": digest}
+    assert path.split("/")[-2] == digest[:16]
+
+
+def test_configuration_is_taken_by_loopd(device: Device) -> None:
+    """`loopd config check` takes the installed configuration."""
+    device.out("/opt/loopd/current/bin/loopd config check /etc/loopd/loopd.toml")
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_unit_is_enabled_and_known(device: Device, unit: str) -> None:
+    """The unit starts at boot, is what its file says, and restarts after a crash but not after exit status 2."""
+    shown = dict(
+        line.split("=", 1)
+        for line in device.out(
+            "systemctl show %s -p UnitFileState -p NeedDaemonReload -p Restart -p RestartPreventExitStatus"
+            " -p StartLimitIntervalUSec -p User -p Group -p MemoryMax -p TasksMax -p Type -p LoadState",
+            unit,
+        ).splitlines()
+    )
+    assert shown["LoadState"] == "loaded"
+    assert shown["UnitFileState"] == "enabled"
+    assert shown["NeedDaemonReload"] == "no"
+    assert (shown["Restart"], shown["RestartPreventExitStatus"]) == ("on-failure", "2")
+    assert shown["StartLimitIntervalUSec"] == "0"
+    assert (shown["User"], shown["Group"], shown["Type"]) == ("loopd", "loopd-daemon", "notify")
+    assert "infinity" not in (shown["MemoryMax"], shown["TasksMax"])
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_exposure_is_small(device: Device, unit: str) -> None:
+    """Systemd rates the exposure of the unit 2.0 or less."""
+    rated = device.out("systemd-analyze security --no-pager %s | tail -n 1", unit)
+    exposure = re.search(r"(\d+\.\d+)", rated)
+    assert exposure is not None
+    assert float(exposure[1]) <= 2.0
+
+
+def test_loopd_stops_before_the_model_server(device: Device) -> None:
+    """A planned stop ends loopd first, and gives it the time it needs; a hang is noticed by the watchdog."""
+    shown = device.out("systemctl show loopd.service -p After -p TimeoutStopUSec -p WatchdogUSec")
+    assert "loopd-model.service" in shown
+    assert "TimeoutStopUSec=infinity" not in shown
+    assert "WatchdogUSec=0" not in shown
+
+
+_HASHES = """
+import base64, hashlib, json
+from importlib import metadata
+wrong, missing, packages = [], [], {}
+def norm(n): return n.lower().replace('_', '-').replace('.', '-')
+dists = list(metadata.distributions())
+for dist in dists:
+    packages[norm(dist.name)] = dist.version
+    for file in dist.files or ():
+        path = file.locate()
+        if file.hash is None:
+            continue
+        if not path.exists():
+            missing.append(str(file)); continue
+        digest = base64.urlsafe_b64encode(hashlib.new(file.hash.mode, path.read_bytes()).digest()).rstrip(b'=').decode()
+        if digest != file.hash.value:
+            wrong.append(str(file))
+print(json.dumps({'wrong': wrong, 'missing': missing, 'packages': packages}))
+"""

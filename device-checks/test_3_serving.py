@@ -1,0 +1,112 @@
+"""Stage serving: the daemon that runs is the installed one, and only those reach it who may."""
+
+import json
+import re
+
+import pytest
+from checks.device import Device
+from checks.instance import Instance
+from checks.report import Report
+
+pytestmark = pytest.mark.stage("serving")
+
+# Runs on the device as somebody: prints what a connect to the socket gives.
+_CONNECT = """
+import socket, sys
+try:
+    socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+    print('connected')
+except OSError as error:
+    print(type(error).__name__)
+"""
+_OUTSIDER = "setpriv --reuid=nobody --regid=nogroup --clear-groups"
+_MEMBER = "setpriv --reuid=nobody --regid=nogroup --groups=$(getent group loopd | cut -d: -f3)"
+
+
+@pytest.mark.parametrize("unit", ["loopd-model.service", "loopd.service"])
+def test_unit_runs_what_is_installed(device: Device, unit: str) -> None:
+    """The unit is active, and was started from the release, configuration and unit file that are installed now.
+
+    Seen failing: the model server stopped; the link of the release switched without a restart.
+    """
+    runtime = unit.removesuffix(".service")
+    assert device.run("systemctl is-active %s", unit).stdout.strip() == "active"
+    device.out("sha256sum --check --quiet /run/%s/started", runtime)
+
+
+def test_answer_comes_from_the_installed_release(installed: Instance, device: Device, report: Report) -> None:
+    """The daemon that answers on the channel is of the installed release, and its process runs from it."""
+    release = device.out("basename $(readlink /opt/loopd/current)")
+    status = installed.json("status")
+    report.facts["status"] = status
+    assert status["release"] == release.rpartition("-")[0]
+    running = device.out("tr '\\0' '\\n' </proc/%s/cmdline | head -n 1", installed.main_pid())
+    assert running.startswith(f"/opt/loopd/releases/{release}/")
+
+
+def test_model_server_is_up(installed: Instance) -> None:
+    """The daemon has found its model server, and the model is the installed file."""
+    assert installed.json("status")["model"]["state"] == "up"
+
+
+@pytest.mark.parametrize(
+    ("path", "rights"),
+    [
+        ("/run/loopd/channel.sock", "srw-rw---- loopd loopd"),
+        # What its owner may do beyond reading and writing means nothing for a socket.
+        ("/run/loopd-model/model.sock", "srw.------ loopd loopd-daemon"),
+    ],
+)
+def test_socket_has_its_rights(device: Device, path: str, rights: str) -> None:
+    """The channel is open to the group of the people, the model server to nobody but loopd.
+
+    Seen failing: `chmod 666 /run/loopd/channel.sock`.
+    """
+    assert re.fullmatch(rights, device.out("stat -c '%%A %%U %%G' %s", path))
+
+
+@pytest.mark.parametrize("path", ["/run/loopd/channel.sock", "/run/loopd-model/model.sock"])
+def test_outsider_reaches_no_socket(device: Device, path: str) -> None:
+    """A user outside the group can connect neither to the channel nor to the model server."""
+    assert device.out(f"{_OUTSIDER} python3 -c %s %s", _CONNECT, path) == "PermissionError"
+
+
+def test_member_of_the_group_may_talk(device: Device) -> None:
+    """A user of the group loopd can use bxctl, but cannot reach the model server."""
+    assert "release" in json.loads(device.out(f"cd / && {_MEMBER} bxctl status --json"))
+    assert device.out(f"{_MEMBER} python3 -c %s %s", _CONNECT, "/run/loopd-model/model.sock") == "PermissionError"
+
+
+def test_outsider_reads_no_conversation(device: Device) -> None:
+    """A user outside the group, and one in it, can read neither a log nor a saved state on disk."""
+    for who in (_OUTSIDER, _MEMBER):
+        assert device.run(f"{who} ls /var/lib/loopd").rc != 0
+        assert device.run(f"{who} ls /var/lib/loopd/slots").rc != 0
+
+
+def test_nothing_of_ours_listens_on_the_network(device: Device) -> None:
+    """Neither loopd nor its model server listens on any network address."""
+    ours = device.out("systemctl show -p MainPID --value loopd.service loopd-model.service").split()
+    listening = device.out("ss -H -tulnp")
+    assert [line for line in listening.splitlines() if any(f"pid={pid}," in line for pid in ours)] == []
+
+
+def test_files_of_the_daemon_are_its_own(device: Device) -> None:
+    """Everything below the home belongs to loopd, and nobody else has any right to it."""
+    assert device.out("find /var/lib/loopd ! -user loopd -o ! -type l -perm /077 | head -n 5") == ""
+
+
+def test_logs_on_disk_are_whole(installed: Instance) -> None:
+    """Every session's log and the audit log hold together.
+
+    Seen failing: a byte cut from the end of a log.
+    """
+    for command in ("session verify", "audit verify"):
+        status, _, errors = installed.loopd(command)
+        assert errors == ""
+        assert status == 0
+
+
+def test_journal_of_this_boot_is_free_of_errors(device: Device) -> None:
+    """Neither unit has logged an error since the device booted."""
+    assert device.out("journalctl -b -q -p err --no-pager -u loopd.service -u loopd-model.service | tail -n 20") == ""

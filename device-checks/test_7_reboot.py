@@ -1,0 +1,30 @@
+"""The device reboots; only when asked for."""
+
+import time
+
+import pytest
+from checks.device import Device
+from checks.instance import Instance
+from checks.report import Report
+from test_4_conversation import TEXTS
+
+pytestmark = [pytest.mark.stage("serving"), pytest.mark.destructive]
+
+
+def test_everything_comes_back_after_a_reboot(installed: Instance, device: Device, report: Report) -> None:
+    """After a reboot everything serves by itself, and a loss has the server's restart as its cause."""
+    session = installed.session()
+    for number, text in enumerate(TEXTS[:2], start=1):
+        installed.say(session, text, f"{session}-{number}")
+    began = time.monotonic()
+    device.reboot()
+    installed.wait()
+    report.figures["reboot to serving"] = round(time.monotonic() - began, 1)
+    for number, text in enumerate(TEXTS[2:], start=3):
+        installed.say(session, text, f"{session}-{number}")
+    rows = installed.usage(session)
+    assert len(rows) == len(TEXTS)
+    causes = [(row["cause"] or {}).get("name") for row in rows if row["loss"]]
+    assert causes in ([], ["server_restarted"])
+    stopped = device.out("journalctl -q -b -1 -o short-monotonic --no-pager | grep -E 'Stopped loopd'")
+    assert stopped.index("Stopped loopd.service") < stopped.index("Stopped loopd-model.service")
