@@ -7,7 +7,7 @@ a tool result.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from loopd.audit import AuditLog
+from loopd.clock import monotonic_s
 from loopd.config import Config
 from loopd.errors import ModelProtocolError
 from loopd.home import Home
@@ -23,12 +24,13 @@ from loopd.model.keeper import StateKeeper
 from loopd.model.slots import SlotPool
 from loopd.model.watch import ModelWatch
 from loopd.proto.frames import ServerFrame, TurnEndFrame
-from loopd.proto.records import Assistant, TurnEndReason, Usage, User
-from loopd.proto.usage import Reported
+from loopd.proto.records import Assistant, TurnEndReason, User
+from loopd.proto.usage import Reported, usage_record
 from loopd.session import reader
 from loopd.session.replay import tool_call
 from loopd.session.store import Session
 from loopd.tools.registry import Registry
+from loopd.turn import loop
 from loopd.turn.engine import Engine
 from loopd.turn.parts import Parts
 from tests.model.test_templates import TEMPLATES
@@ -104,6 +106,12 @@ def url(request: pytest.FixtureRequest, tiny: Path, tmp_path: Path) -> Iterator[
 
 @pytest.fixture
 async def talk(url: str, tmp_path: Path) -> AsyncIterator[Talk]:
+    async with talking(url, tmp_path) as talking_to:
+        yield talking_to
+
+
+@asynccontextmanager
+async def talking(url: str, tmp_path: Path) -> AsyncIterator[Talk]:
     home, config = Home(tmp_path / "home"), Config()
     home.make()
     async with AsyncExitStack() as stack:
@@ -126,8 +134,13 @@ async def talk(url: str, tmp_path: Path) -> AsyncIterator[Talk]:
 
 
 async def end_by_deadline(talk: Talk) -> TurnEndFrame:
-    talk.limits(turn_timeout_s=0.3)
-    return await talk.say(says("", 1), asyncio.Event().wait)  # type: ignore[arg-type] # it never answers
+    with pytest.MonkeyPatch.context() as patch:
+
+        async def late() -> Completion:
+            patch.setattr(loop, "monotonic_s", lambda: monotonic_s() + 10_000)
+            return await says("", 1)()
+
+        return await talk.say(late)
 
 
 async def end_by_context(talk: Talk) -> TurnEndFrame:
@@ -169,17 +182,12 @@ async def end_by_crash(talk: Talk) -> TurnEndReason:
     session, at = talk.session, "2026-12-01T14:00:00.000000Z"
     request = session.request("Hello?")
     call = tool_call("call0", "call_tool", ARGUMENTS % 1, session.baseline.arguments)
-    usage = Usage(
+    usage = usage_record(
+        Reported(),
         at=at,
-        prompt_tokens=None,
-        completion_tokens=None,
-        cached_tokens=None,
         expected=None,
         loss=None,
         cause=None,
-        prefill_ms=None,
-        decode_ms=None,
-        first_token_ms=None,
         slot=0,
         request_bytes=request.request_bytes,
         request_sha256=request.request_sha256,
@@ -222,11 +230,19 @@ async def test_every_end_of_a_turn_stays_answerable(talk: Talk) -> None:
     assert reader.verify(talk.parts.home, "s").faults == ()
 
 
-async def test_reasoning_that_comes_back_or_not_is_a_loss_that_is_named(talk: Talk) -> None:
-    await talk.say()
-    await talk.say(says("Done.", reasoning="Let me think about it."))
-    await talk.say()
-    await talk.say(says("", 1, reasoning="I need the tool."), says("Done."))
-    await talk.say()
-    causes = {usage.cause.name for _, _, usage in reader.usages(talk.parts.home, "s") if usage.cause}
-    assert causes <= {"history_rewritten"}
+@pytest.mark.parametrize("name", ["drops-reasoning"])
+async def test_reasoning_that_the_template_takes_back_is_a_loss_that_is_named(name: str, tmp_path: Path) -> None:
+    answer = ("<think>", "\nhmm\n", "</think>", "\n\n", "It works.")
+    make_tiny_gguf(model_file(), tmp_path / "tiny.gguf", answer=answer, pieces=answer)
+    template = str(TEMPLATES / f"{name}.jinja")
+    with start_model_server(tmp_path / "m.sock", gguf=tmp_path / "tiny.gguf", template=template) as url:
+        async with talking(url, tmp_path) as talk:
+            ends = [(await talk.say()).reason for _ in range(3)]
+            usages = [usage for _, _, usage in reader.usages(talk.parts.home, "s")]
+    assert ends == ["completed"] * 3
+    first, *later = usages
+    assert (first.loss, first.completion_tokens) == (0, len(answer) + 1)
+    for usage in later:
+        assert usage.cause is not None
+        assert usage.cause.name == "history_rewritten"
+        assert 0 < (usage.loss or 0) <= len(answer) + 1
