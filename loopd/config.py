@@ -71,6 +71,8 @@ class LoopTable(_Table):
 
     system_prompt: str = Field(default=DEFAULT_SYSTEM_PROMPT, max_length=262_144)
     reasoning: Literal["sent", "dropped"] = "sent"
+    auto_compact: bool = Field(default=False, description="go on from a summary when the context is nearly full")
+    max_summary_tokens: int = Field(default=512, ge=16, le=1_000_000)
     max_steps: int = Field(default=16, ge=1, le=10_000)
     max_tool_calls: int = Field(default=32, ge=0, le=10_000)
     max_same_call: int = Field(default=3, ge=2, le=1000)

@@ -23,11 +23,12 @@ SPEC 9).
     │   └── ModelSetupError          the embedded server or its model file cannot be used
     ├── TurnError                    a `say` that was not taken
     │   ├── TurnBusy, KeyReused, DiskLow
+    │   ├── NotCompacted             no summary took the place of the history, which goes on as it was
     │   └── ReplayViolation          an internal error: the request would not extend the last one
     ├── ToolError                    never leaves the tool runner: it becomes a result
     ├── AuditError                   the audit log cannot be written, or its chain is broken
     └── ChannelError                 the socket between client and daemon
-        ├── FrameTooLarge, FrameInvalid, VersionMismatch, SlowConsumer, NotPermitted, NotSupported, LimitReached
+        ├── FrameTooLarge, FrameInvalid, VersionMismatch, SlowConsumer, NotPermitted, LimitReached
         ├── DaemonError              what the daemon answered, with its code
         └── DaemonUnreachable     3
 """
@@ -256,6 +257,12 @@ class TurnBusy(TurnError):
     code = "busy"
 
 
+class NotCompacted(TurnError):
+    """A summary could not be made; the epoch goes on as it was."""
+
+    code = "not_compacted"
+
+
 class KeyReused(TurnError):
     """The idempotency key belongs to another text."""
 
@@ -320,12 +327,6 @@ class NotPermitted(ChannelError):
     """Only the session's owner and root may do this."""
 
     code = "not_permitted"
-
-
-class NotSupported(ChannelError):
-    """The request is of the protocol, but this release cannot do it."""
-
-    code = "not_supported"
 
 
 class LimitReached(ChannelError):

@@ -11,6 +11,7 @@ from rich.text import Text
 from loopd.cli.render import UsageLine, plain, short
 from loopd.proto.frames import (
     Accepted,
+    Compacting,
     Delta,
     Opened,
     Prefill,
@@ -98,6 +99,8 @@ class TurnView(AnswerView):
             case Queued():
                 place = f"place {frame.place} in the queue" if frame.place else "waiting for the model server"
                 self.wait(f"{place} {plain(frame.reason)}")
+            case Compacting():
+                self.wait("writing a summary of the conversation to go on from")
             case Prefill():
                 self._prefill(frame)
             case _:
@@ -144,6 +147,8 @@ class TurnView(AnswerView):
     def _record(self, record: dict[str, Any]) -> None:
         if self.others and record["type"] == "user":
             self.said(record["text"])
+        if record["type"] == "session_start" and record["epoch"]:
+            self._dim(f"the conversation goes on from a summary, in epoch {record['epoch']}")
         super()._record(record)
         if self.others and record["type"] == "assistant":
             for call in record["tool_calls"]:
