@@ -11,8 +11,8 @@ the one before, so the model's prompt cache is never lost. The map, lowest layer
     audit       what was done, chained by hashes
     tools/      the port, the registry, find_tool and call_tool, the built-in tools
     model/      the client of the model server, its slots, the embedded server, the scripted one, the check
-    session/    baseline, replay, the store, verify, repair and fork
-    turn/       limits (pure) and the loop: say -> step -> tools -> step -> turn_end
+    session/    baseline, replay, the store and its epochs, verify, repair and fork
+    turn/       limits (pure), the loop (say -> step -> tools -> step -> turn_end), and compaction
     channel/    codec (pure), server, client of the socket between people and the daemon
     serve       the daemon: the only place where the parts are put together
     cli/        `loopd` and `bxctl`: parse, call, print
