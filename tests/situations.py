@@ -18,11 +18,13 @@ from typing import Any, Protocol
 import httpx
 
 import loopd
-from loopd.config import DEFAULT_SYSTEM_PROMPT
+from loopd.config import DEFAULT_SYSTEM_PROMPT, ToolsTable
 from loopd.tools.meta import DEFINITIONS
+from loopd.tools.registry import Registry
 from tests.bench.talk import Talk
-from tests.integration.appliance import PATIENCE_S, Appliance
+from tests.integration.appliance import PATIENCE_S, Appliance, ServerNumbers
 from tests.servers import start_model_server
+from tests.tools.fake import FakePort, tool
 
 PIRATE = "You are a pirate. Answer in rhymes, and never tell the time."
 DAY_S, HOUR_S = 86_400, 3_600
@@ -35,6 +37,8 @@ _by = timedelta(seconds=float(os.environ["TEST_CLOCK_BY_S"]))
 loopd.clock.now = lambda: (datetime.now(UTC) + _by).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 loopd.clock.local_time = lambda zone=None: str(datetime.now(UTC) + _by)
 """
+
+_PARAMETERS = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
 
 
 @dataclass
@@ -174,6 +178,20 @@ class LoopdSide:
     def sessions(self) -> list[str]:
         return [row["session"] for row in self.device.json("sessions")["sessions"]]
 
+    def first_evaluated(self, session: str) -> int:
+        """Return how many tokens of the session's first request were evaluated."""
+        return int(self.device.json("usage", session)["requests"][0]["evaluated"])
+
+    def behind_the_baseline(self, session: str) -> int:
+        """Return how many tokens of the session's first request come after system prompt and tools."""
+        system, asked = self.device.json("export", session)["messages"][:2]
+        tools = self.device.baseline(session)["tools"]
+        numbers = ServerNumbers(self.model.url)
+        try:
+            return numbers.prompt_tokens([system, asked], tools) - numbers.prompt_tokens([system], tools, open_=False)
+        finally:
+            numbers.close()
+
     def outcome(self) -> Outcome:
         self._count_states()
         found = Outcome(turns=len(self._turns), turn_s=sum(self._turns) / len(self._turns))
@@ -308,6 +326,24 @@ def on_plain(root: Path, gguf: Path, *, slots: int = 1) -> Iterator[PlainSide]:
 # --- the situations -------------------------------------------------------------------------------------------
 
 
+def registry_of(count: int) -> Registry:
+    """Return a registry of so many tools."""
+    tools = (tool(f"tool_{number}", f"Do thing {number}.", place={"type": "string"}) for number in range(count))
+    return Registry([FakePort("many", *tools)], ToolsTable())
+
+
+def inlined(registry: Registry) -> list[dict[str, Any]]:
+    """Return the tools as a client sends them that hides none behind find_tool."""
+    return [
+        {
+            "type": "function",
+            "function": {"name": item["name"], "description": item["description"], "parameters": _PARAMETERS},
+        }
+        for port in registry.describe()
+        for item in port["tools"]
+    ]
+
+
 def _text(session: str, number: int) -> str:
     return f"Please tell {session} one short fact about the number {number}, and why it is so."
 
@@ -346,6 +382,13 @@ def server_restarted(side: Side, *, planned: bool = True) -> None:
         side.restart_model(planned=planned)
         for session in "ab":
             side.say(session, _text(session, number))
+
+
+def cold_start(side: Side) -> None:
+    """A session, a planned restart of everything, and then another session."""
+    side.say("a", "Good morning to you all.")
+    side.restart_model(planned=True)
+    side.say("b", "How warm is it in the cellar today?")
 
 
 def changed(side: Side) -> None:

@@ -96,9 +96,8 @@ class SlotPool:
 
     @contextlib.contextmanager
     def quiet(self, slot: int) -> Iterator[bool]:
-        """Take a slot for a moment without a request; False if it is in use or somebody waits."""
-        free = slot not in self._busy and not self._queue
-        if not free:
+        """Take a slot for a moment without a request; False if it is in use."""
+        if slot in self._busy:
             yield False
             return
         self._busy.add(slot)

@@ -9,9 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
+from loopd.config import DEFAULT_SYSTEM_PROMPT
+from tests.integration.appliance import ServerNumbers
 from tests.model.tiny_gguf import make_tiny_gguf
 from tests.servers import model_file
-from tests.situations import SITUATIONS, LoopdSide, Side, alternating, on_loopd
+from tests.situations import SITUATIONS, LoopdSide, Side, alternating, cold_start, on_loopd, registry_of
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -102,28 +104,17 @@ def test_a_foreign_request_is_the_cause_of_a_loss(loopd: LoopdSide) -> None:
 
 
 def test_a_new_session_on_a_cold_server_evaluates_its_own_text_alone(loopd: LoopdSide) -> None:
-    loopd.say("a", "Good morning to you all.")
-    loopd.restart_model(planned=True)
-    loopd.say("b", "How warm is it in the cellar today?")
-    row = usage_of(loopd, "b")
-    behind = _behind_the_baseline(loopd, "b")
-    assert row["evaluated"] <= behind + 5 < row["prompt_tokens"] / 4
+    cold_start(loopd)
+    own_text = loopd.behind_the_baseline("b")
+    assert loopd.first_evaluated("b") <= own_text + 5 < loopd.first_evaluated("a") / 4
 
 
-def _behind_the_baseline(side: LoopdSide, session: str) -> int:
-    """Return how many tokens of the session's first request come after system prompt and tools."""
-    with httpx.Client(
-        transport=httpx.HTTPTransport(uds=side.model.url.removeprefix("unix:")), base_url="http://model"
-    ) as http:
-        baseline = side.device.baseline(session)
-        system = {"role": "system", "content": baseline["system_prompt"]}
-        lengths = []
-        for messages in ([system], [system, {"role": "user", "content": "How warm is it in the cellar today?"}]):
-            body = {"messages": messages, "tools": baseline["tools"], "add_generation_prompt": len(messages) > 1}
-            prompt = http.post("/apply-template", json=body).json()["prompt"]
-            content = {"content": prompt, "add_special": True, "parse_special": True}
-            lengths.append(len(http.post("/tokenize", json=content).json()["tokens"]))
-    return lengths[1] - lengths[0]
+def test_a_thousand_tools_cost_the_first_request_no_more_than_ten(loopd: LoopdSide) -> None:
+    server = ServerNumbers(loopd.model.url)
+    asked = [{"role": "system", "content": DEFAULT_SYSTEM_PROMPT}, {"role": "user", "content": "Hello."}]
+    ten, thousand = (server.prompt_tokens(asked, [*registry_of(count).definitions]) for count in (10, 1000))
+    server.close()
+    assert ten == thousand <= 310
 
 
 def test_a_swapped_model_costs_a_fork_its_history_once_and_says_so(tmp_path: Path, tiny: Path) -> None:
