@@ -216,7 +216,7 @@ class ContextOverflow(ModelError):
     def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
         super().__init__(
             f"the conversation needs {prompt_tokens} tokens and the model's context has {context_tokens}",
-            hint="start a new session, or serve the model with a larger context_tokens in [model]",
+            hint="bxctl compact goes on from a summary; or serve the model with a larger context_tokens in [model]",
         )
         self.prompt_tokens, self.context_tokens = prompt_tokens, context_tokens
 

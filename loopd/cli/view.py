@@ -147,8 +147,9 @@ class TurnView(AnswerView):
     def _record(self, record: dict[str, Any]) -> None:
         if self.others and record["type"] == "user":
             self.said(record["text"])
-        if record["type"] == "session_start" and record["epoch"]:
-            self._dim(f"the conversation goes on from a summary, in epoch {record['epoch']}")
+        if record["type"] == "session_start" and (summary := record.get("summary")):
+            self._dim(f"the conversation goes on in epoch {record['epoch']}, from this summary:")
+            self._dim(f"{plain(summary['text'])}\n")
         super()._record(record)
         if self.others and record["type"] == "assistant":
             for call in record["tool_calls"]:

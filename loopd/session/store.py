@@ -7,12 +7,9 @@ until it is reopened and re-read. Memory holds the encoded messages, an offset f
 Everything here blocks: an event loop calls it in a thread. Different sessions share no lock.
 """
 
-import contextlib
 import os
 import shutil
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from types import MappingProxyType
@@ -32,13 +29,14 @@ from loopd.proto.records import (
     TurnEnd,
     Usage,
     User,
-    decode_record,
     encode_record,
 )
 from loopd.session import files
 from loopd.session.baseline import Baseline
+from loopd.session.epoch import Epoch, settle
+from loopd.session.epoch import make as make_epoch
 from loopd.session.log import Log, LogFault, OpenTurn
-from loopd.session.replay import Replay, Request
+from loopd.session.replay import Request
 
 
 def dir_for(home: Home, session_id: str) -> Path:
@@ -48,19 +46,6 @@ def dir_for(home: Home, session_id: str) -> Path:
         UsageError: no session id.
     """
     return home.sessions / check_session_id(session_id)
-
-
-@dataclass(slots=True)
-class _Epoch:
-    """An epoch as it is open: its log's file, where each record begins, and what the records add up to."""
-
-    path: Path
-    file: int
-    log: Log
-    offsets: "array[int]"
-    start: SessionStart
-    baseline: Baseline
-    replay: Replay
 
 
 class Session:
@@ -74,9 +59,9 @@ class Session:
         self._limits = limits
         self._unwritable = ""
         self._closed_epochs: list[int] = []
-        epochs = files.epochs(session_id, directory)
-        self._settle(epochs)
-        self._at = self._load(epochs[-1])
+        numbers = files.epochs(session_id, directory)
+        settle(session_id, directory, numbers)
+        self._at = Epoch.open(session_id, directory, numbers[-1])
 
     @classmethod
     def create(
@@ -254,23 +239,11 @@ class Session:
         )
         line = self._encode_lines([start])[0]
         baseline = files.baseline_bytes(self._id, directory, at.start)
-        draft = files.draft_path(directory, start.epoch)
-        try:
-            files.write_new(self._id, files.baseline_path(directory, start.epoch), [baseline])
-            files.write_new(self._id, draft, [line])
-            with files.io(self._id, directory, "sync"):
-                files.sync_directory(directory)
-            with files.io(self._id, draft, "rename"):
-                draft.rename(files.log_path(directory, start.epoch))
-        except BaseException:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
-                files.baseline_path(directory, start.epoch).unlink(missing_ok=True)
-            raise
+        make_epoch(self._id, directory, start.epoch, baseline, line)
         self._unwritable = f"the epoch {start.epoch} of the session {self._id} was begun and could not be opened"
         with files.io(self._id, directory, "sync"):
             files.sync_directory(directory)
-        self._at = self._load(start.epoch)
+        self._at = Epoch.open(self._id, directory, start.epoch)
         self._closed_epochs.append(at.file)
         self._unwritable = ""
 
@@ -294,11 +267,7 @@ class Session:
                 if start <= entry.line < (stop or entry.line + 1):
                     yield entry.line, entry.record
             return
-        for line in range(start, min(stop or len(at.offsets), len(at.offsets))):
-            begin, end = at.offsets[line - 1], at.offsets[line]
-            with files.io(self._id, at.path, "read"):
-                data = os.pread(at.file, end - begin, begin)
-            yield line, decode_record(data)
+        yield from at.records(self._id, start, stop)
 
     def earlier_turn(self, key: str) -> list[tuple[int, int, Record]]:
         """Return `(epoch, line, record)` of the turn that had this key in an earlier epoch.
@@ -339,37 +308,6 @@ class Session:
     def _check_writable(self) -> None:
         if self._unwritable:
             raise SessionReadOnly(self._id, self._unwritable, hint="the next message reopens the session")
-
-    def _settle(self, epochs: Sequence[int]) -> None:
-        """Remove what a crash left of an epoch that never began."""
-        directory = self._directory
-        kept = {files.baseline_path(directory, epoch) for epoch in epochs}
-        with files.io(self._id, directory, "clean up"):
-            for orphan in {*directory.glob("*.baseline.json"), *directory.glob(".*.jsonl")} - kept:
-                orphan.unlink()
-
-    def _load(self, epoch: int) -> _Epoch:
-        """Read an epoch, after what is going to be read was synced."""
-        path, log = files.log_path(self._directory, epoch), Log(epoch)
-        offsets = array("Q", [0])
-        with files.io(self._id, path, "open"):
-            file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            with files.io(self._id, path, "sync"):
-                os.fdatasync(file)
-                files.sync_directory(self._directory)
-                files.sync_directory(self._directory.parent)
-            for entry in files.scan(self._id, path, log):
-                if isinstance(entry.record, SessionStart):
-                    start = entry.record
-                    baseline = files.read_baseline(self._id, self._directory, start)
-                    replay = Replay(baseline)
-                replay.add(entry.record)
-                offsets.append(entry.offset + entry.length)
-            return _Epoch(path, file, log, offsets, start, baseline, replay)
-        except BaseException:
-            os.close(file)
-            raise
 
     def _encode(self, records: Sequence[Record]) -> tuple[Log, list[bytes]]:
         try:

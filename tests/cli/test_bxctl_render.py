@@ -9,6 +9,7 @@ from loopd.cli.render import UsageLine, plain, short, size
 from loopd.cli.view import TurnView
 from loopd.proto.frames import (
     Accepted,
+    Compacting,
     Delta,
     Opened,
     Prefill,
@@ -141,6 +142,13 @@ def on_terminal(*frames: ServerFrame) -> str:
         view.show(frame)
     view.rest()
     return out.getvalue()
+
+
+def test_a_summary_is_announced_and_then_shown() -> None:
+    start = {"type": "session_start", "epoch": 1, "summary": {"request": "Sum up.", "text": "They \x1b[31mspoke."}}
+    out = shown(ACCEPTED, Compacting(session="s", epoch=1), RecordFrame(session="s", epoch=1, line=1, record=start))
+    assert "writing a summary" in on_terminal(ACCEPTED, Compacting(session="s", epoch=1))
+    assert out.endswith("the conversation goes on in epoch 1, from this summary:\nThey \\x1b[31mspoke.\n\n")
 
 
 def test_a_long_prefill_has_a_bar_and_a_short_one_has_none() -> None:
