@@ -10,9 +10,10 @@ the one before, so the model's prompt cache is never lost. The map, lowest layer
     config      one TOML file, four tables
     audit       what was done, chained by hashes
     tools/      the port, the registry, find_tool and call_tool, the built-in tools
-    model/      the client of the model server, its slots, the embedded server, the scripted one, the check
-    session/    baseline, replay, the store, verify, repair and fork
-    turn/       limits (pure) and the loop: say -> step -> tools -> step -> turn_end
+    model/      the client of the model server; its slots and their saved states; the account of a request; the
+                embedded server, the scripted one, the check of a model
+    session/    baseline, replay, the store with its epochs, verify, repair, fork, backup
+    turn/       limits (pure), the loop: say -> step -> tools -> step -> turn_end, and compaction
     channel/    codec (pure), server, client of the socket between people and the daemon
     serve       the daemon: the only place where the parts are put together
     cli/        `loopd` and `bxctl`: parse, call, print

@@ -55,6 +55,10 @@ class ModelTable(_Table):
     context_tokens: int = Field(default=8192, ge=256, le=10_000_000, description="per slot, at most the model's own")
     batch_tokens: int = Field(default=256, ge=16, le=16_384)
     threads: int = Field(default=0, ge=0, le=1024, description="0 leaves one core free")
+    save_idle_s: Seconds = 30.0
+    stop_save_s: float = Field(default=30.0, ge=0, le=3600, allow_inf_nan=False, description="at a stop, 0 skips it")
+    max_states_bytes: int = Field(default=4 * 1024**3, ge=0, description="saved states on disk")
+    max_states_day_bytes: int = Field(default=64 * 1024**3, ge=0, description="written for states in a day")
 
     def sampling(self) -> dict[str, float | int]:
         """Return the sampling values that are set, by their names in the API; the server's own stand for the others."""
@@ -67,6 +71,8 @@ class LoopTable(_Table):
 
     system_prompt: str = Field(default=DEFAULT_SYSTEM_PROMPT, max_length=262_144)
     reasoning: Literal["sent", "dropped"] = "sent"
+    auto_compact: bool = Field(default=False, description="go on from a summary when the context is nearly full")
+    max_summary_tokens: int = Field(default=512, ge=16, le=1_000_000)
     max_steps: int = Field(default=16, ge=1, le=10_000)
     max_tool_calls: int = Field(default=32, ge=0, le=10_000)
     max_same_call: int = Field(default=3, ge=2, le=1000)

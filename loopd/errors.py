@@ -23,11 +23,12 @@ SPEC 9).
     │   └── ModelSetupError          the embedded server or its model file cannot be used
     ├── TurnError                    a `say` that was not taken
     │   ├── TurnBusy, KeyReused, DiskLow
+    │   ├── NotCompacted             no summary took the place of the history, which goes on as it was
     │   └── ReplayViolation          an internal error: the request would not extend the last one
     ├── ToolError                    never leaves the tool runner: it becomes a result
     ├── AuditError                   the audit log cannot be written, or its chain is broken
     └── ChannelError                 the socket between client and daemon
-        ├── FrameTooLarge, FrameInvalid, VersionMismatch, SlowConsumer, NotPermitted, NotSupported, LimitReached
+        ├── FrameTooLarge, FrameInvalid, VersionMismatch, SlowConsumer, NotPermitted, LimitReached
         ├── DaemonError              what the daemon answered, with its code
         └── DaemonUnreachable     3
 """
@@ -215,7 +216,7 @@ class ContextOverflow(ModelError):
     def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
         super().__init__(
             f"the conversation needs {prompt_tokens} tokens and the model's context has {context_tokens}",
-            hint="start a new session, or serve the model with a larger context_tokens in [model]",
+            hint="bxctl compact goes on from a summary; or serve the model with a larger context_tokens in [model]",
         )
         self.prompt_tokens, self.context_tokens = prompt_tokens, context_tokens
 
@@ -254,6 +255,12 @@ class TurnBusy(TurnError):
     """The session has a turn in flight."""
 
     code = "busy"
+
+
+class NotCompacted(TurnError):
+    """A summary could not be made; the epoch goes on as it was."""
+
+    code = "not_compacted"
 
 
 class KeyReused(TurnError):
@@ -320,12 +327,6 @@ class NotPermitted(ChannelError):
     """Only the session's owner and root may do this."""
 
     code = "not_permitted"
-
-
-class NotSupported(ChannelError):
-    """The request is of the protocol, but this release cannot do it."""
-
-    code = "not_supported"
 
 
 class LimitReached(ChannelError):

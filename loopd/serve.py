@@ -2,7 +2,8 @@
 
 Start: home, its lock, the audit log, the socket; then READY. The model server is not waited for: a session can be
 read without it, and whoever says something is told what is waited for. Stop (SIGTERM, SIGINT): turns are cancelled,
-clients told, logs closed, within `stop_timeout_s`. SIGHUP reads the configuration again; what needs a restart to
+clients told, logs closed, within `stop_timeout_s`; then slots are saved, for `stop_save_s` at most, which a second
+signal skips. SIGHUP reads the configuration again; what needs a restart to
 change is said in the log.
 """
 
@@ -23,6 +24,7 @@ from loopd.config import Config
 from loopd.errors import AuditError, ConfigError, LoopdError
 from loopd.home import Home
 from loopd.model.client import ModelClient
+from loopd.model.keeper import StateKeeper
 from loopd.model.slots import SlotPool
 from loopd.model.watch import ModelWatch
 from loopd.session.store import sweep
@@ -78,10 +80,10 @@ async def _serve(home: Home, config: Config, load: Load) -> None:
         for name in sweep(home):
             log.warning("swept name=%s", name)
         server = ChannelServer(home, config, Engine(parts), release=__version__)
-        stopping, reload = asyncio.Event(), asyncio.Event()
+        stopping, hurry, reload = asyncio.Event(), asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopping.set)
+            loop.add_signal_handler(number, _told, stopping, hurry)
         loop.add_signal_handler(signal.SIGHUP, reload.set)
         async with server, asyncio.TaskGroup() as group:
             watchdog = WatchDog()
@@ -89,6 +91,7 @@ async def _serve(home: Home, config: Config, load: Load) -> None:
                 group.create_task(_feed(watchdog)),
                 group.create_task(_greet_model(parts)),
                 group.create_task(_reload(parts, server, reload, load)),
+                group.create_task(parts.keeper.run()),
             ]
             log.info("ready release=%s home=%s socket=%s", __version__, home.path, server.path)
             _tell(watchdog.ready)
@@ -96,9 +99,23 @@ async def _serve(home: Home, config: Config, load: Load) -> None:
             log.info("stopping")
             for task in background:
                 task.cancel()
+        await _save_states(parts, watchdog, hurry)
         if parts.audit_log:
             parts.audit_log.append("stop", release=__version__)
     log.info("stopped")
+
+
+def _told(stopping: asyncio.Event, hurry: asyncio.Event) -> None:
+    """Take a signal: the first one stops, a second one hurries."""
+    (hurry if stopping.is_set() else stopping).set()
+
+
+async def _save_states(parts: Parts, watchdog: WatchDog, hurry: asyncio.Event) -> None:
+    """Save what the slots hold, so that nothing is evaluated again after a planned reboot (SPEC 4.4)."""
+    async with asyncio.TaskGroup() as group:
+        feeding = group.create_task(_feed(watchdog))
+        await parts.keeper.stop(parts.config.model.stop_save_s, hurry)
+        feeding.cancel()
 
 
 def _parts(home: Home, config: Config) -> Parts:
@@ -112,16 +129,33 @@ def _parts(home: Home, config: Config) -> Parts:
         log.error("read_only reason=%r", fault)  # noqa: TRY400 - the message is the whole fact
     client = ModelClient.from_config(config.model, config.model_url(home.path))
     pool = SlotPool(None, client)
-    return Parts(
+    keeper = StateKeeper(
+        home.slots,
+        client,
+        pool,
+        table=lambda: parts.config.model,
+        short_of_disk=lambda size_bytes: _short_of_disk(parts, size_bytes),
+    )
+    parts = Parts(
         home=home,
         config=config,
         client=client,
         pool=pool,
-        watch=ModelWatch(home, client, pool),
+        keeper=keeper,
+        watch=ModelWatch(home, client, pool, keeper),
         registry=Registry([Builtin(config.tools.builtin, disk=home.path)], config.tools),
         audit_log=audit_log,
         audit_fault=fault,
     )
+    return parts
+
+
+def _short_of_disk(parts: Parts, size_bytes: int) -> str:
+    """Say why a state of that size must not be written; the logs come first."""
+    free, least = parts.home.free_bytes(), parts.config.loop.min_free_bytes
+    if free - size_bytes >= least:
+        return ""
+    return f"{free:,} bytes are free under {parts.home.path}, and {least:,} must stay free ([loop] min_free_bytes)"
 
 
 def _tell(word: Callable[[], None]) -> None:

@@ -27,14 +27,33 @@ def model_file() -> Path:
 
 
 @contextmanager
-def start_model_server(socket: Path, *, gguf: Path, **model_table: Any) -> Iterator[str]:
-    """Run `loopd model serve` with one thread and yield its URL; `model_table` sets more keys of `[model]`."""
-    with tempfile.TemporaryDirectory(prefix="loopd-") as home:
-        config = Path(home) / "loopd.toml"
+def start_model_server(
+    socket: Path, *, gguf: Path, home: Path | None = None, pids: list[int] | None = None, **model_table: Any
+) -> Iterator[str]:
+    """Run `loopd model serve` with one thread and yield its URL.
+
+    Args:
+        socket: where it listens.
+        gguf: the model.
+        home: whose `slots` directory its states go to; a temporary one for None.
+        pids: is given the process's id.
+        model_table: sets more keys of `[model]`.
+    """
+    with tempfile.TemporaryDirectory(prefix="loopd-") as directory:
+        config = Path(directory) / "loopd.toml"
         table = {"gguf": str(gguf), "threads": 1, **model_table}
         config.write_text(tomli_w.dumps({"model": table}), encoding="utf-8")
-        arguments = ("--home", home, "--config", str(config), "model", "serve", "--socket", str(socket))
-        with _listening(arguments, Path(home) / "server.log") as url:
+        arguments = (
+            "--home",
+            str(home or directory),
+            "--config",
+            str(config),
+            "model",
+            "serve",
+            "--socket",
+            str(socket),
+        )
+        with _listening(arguments, Path(directory) / "server.log", pids) as url:
             yield url
 
 
@@ -51,7 +70,7 @@ def start_scripted_server(socket: Path | None, script: Mapping[str, Any]) -> Ite
 
 
 @contextmanager
-def _listening(arguments: tuple[str, ...], log_path: Path) -> Iterator[str]:
+def _listening(arguments: tuple[str, ...], log_path: Path, pids: list[int] | None = None) -> Iterator[str]:
     """Run `loopd` with the arguments; yield the URL that it says it listens on."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     environment.pop("NOTIFY_SOCKET", None)
@@ -65,6 +84,8 @@ def _listening(arguments: tuple[str, ...], log_path: Path) -> Iterator[str]:
             text=True,
         )
     assert server.stdout is not None
+    if pids is not None:
+        pids.append(server.pid)
     try:
         line = next((line for line in server.stdout if line.startswith("listening on ")), "")
         assert line, f"{arguments} ended with {server.wait(_PATIENCE_S)}:\n{log_path.read_text(errors='replace')}"

@@ -89,7 +89,10 @@ def test_every_key_refuses_what_is_not_of_its_type_in_one_line(table: str, key: 
         ('[channel]\nsocket = "relative.sock"', "[channel] socket: found 'relative.sock', allowed: an absolute path"),
         ('[tools]\nbuiltin = ["shell"]', "[tools] builtin.0: found 'shell', allowed: input should be 'clock' or"),
         ('[tools]\nbuiltin = "clock"', "[tools] builtin: found 'clock', allowed: input should be a valid tuple"),
-        ("[loop]\nmax_step = 3", "[loop] max_step: unknown key, allowed: approval_timeout_s, close_idle_s, "),
+        (
+            "[loop]\nmax_step = 3",
+            "[loop] max_step: unknown key, allowed: approval_timeout_s, auto_compact, close_idle_s, ",
+        ),
         ("[lop]\nmax_steps = 3", "[lop]: unknown table, allowed: channel, loop, model, tools"),
         ("max_steps = 3", "[max_steps]: unknown table, allowed: channel, loop, model, tools"),
         ("loop = 3", "[loop]: found 3, allowed: "),

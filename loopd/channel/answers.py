@@ -7,15 +7,15 @@ from itertools import islice
 from typing import Any
 
 from loopd.channel.engine import Engine
-from loopd.channel.sessions import Peer, Sessions
+from loopd.channel.live import Peer
+from loopd.channel.sessions import Sessions
 from loopd.channel.why import explain
-from loopd.errors import FrameInvalid, NotSupported, SessionRefused
+from loopd.errors import FrameInvalid, SessionRefused
 from loopd.home import Home
 from loopd.proto import usage
 from loopd.proto.frames import (
     Approve,
     ClientFrame,
-    Compact,
     Delete,
     Fork,
     List,
@@ -81,11 +81,6 @@ class Answers:
                 return self._engine.tools()
             case Fork() | Delete():
                 return await self._change(frame, peer)
-            case Compact():
-                raise NotSupported(
-                    "this release cannot compact a session",
-                    hint=f"bxctl fork {check_session_id(frame.session)} --upto LINE goes on from an earlier point",
-                )
             case Approve():
                 raise FrameInvalid(f"call {frame.call} of session {frame.session[:80]} waits for no approval")
             case _:
@@ -112,24 +107,47 @@ class Answers:
     async def _read(self, frame: Read) -> AsyncIterator[ServerFrame]:
         """Yield the records, then the baseline; of a refused session what is good, then why it is refused."""
         session_id = check_session_id(frame.session)
-        fault: SessionRefused | None = None
-        if self._sessions.find(session_id) is None:
-            faults = (await asyncio.to_thread(reader.verify, self._home, session_id)).faults
-            fault = faults[0] if faults else None
-        start = await asyncio.to_thread(_session_start, self._home, session_id)
-        if start is not None:
-            records = reader.read_records(self._home, session_id, frame.start, unclosed=fault is not None)
-            while piece := await asyncio.to_thread(lambda: list(islice(records, _RECORDS_PER_READ))):
-                for line, record in piece:
-                    value = record.model_dump(mode="json")
-                    yield RecordFrame(session=session_id, epoch=start.epoch, line=line, record=value, ref=frame.ref)
-        if fault is not None or start is None:
-            raise fault or FrameInvalid(f"session {session_id} has no records")
+        first = frame.start
+        for epoch in await asyncio.to_thread(self._epochs, session_id, frame.epoch):
+            async for answer in self._read_epoch(session_id, epoch, first, frame.ref):
+                yield answer
+            first = 1
+        start = await asyncio.to_thread(_session_start, self._home, session_id, epoch)
         baseline = await asyncio.to_thread(files.read_baseline, session_id, dir_for(self._home, session_id), start)
-        data = {"session": session_id, "baseline": baseline.model_dump(mode="json")}
+        data = {"session": session_id, "epoch": epoch, "baseline": baseline.model_dump(mode="json")}
         yield Reply(to=frame.type, data=data, ref=frame.ref)
 
+    def _epochs(self, session_id: str, wanted: int | str) -> list[int]:
+        there = reader.epochs(self._home, session_id)
+        if wanted == "all":
+            return there
+        return [wanted] if isinstance(wanted, int) else there[-1:]
 
-def _session_start(home: Home, session_id: str) -> SessionStart | None:
-    first = next(reader.read_records(home, session_id), None)
-    return first[1] if first is not None and isinstance(first[1], SessionStart) else None
+    async def _read_epoch(self, session_id: str, epoch: int, first: int, ref: str | None) -> AsyncIterator[RecordFrame]:
+        """Yield an epoch's records from line `first` on.
+
+        Raises:
+            SessionRefused: behind the records that are good, why the others are not.
+        """
+        fault: SessionRefused | None = None
+        if self._sessions.find(session_id) is None:
+            fault = await asyncio.to_thread(reader.fault_of, self._home, session_id, epoch)
+        records = reader.read_records(self._home, session_id, first, epoch, unclosed=fault is not None)
+        while piece := await asyncio.to_thread(lambda: list(islice(records, _RECORDS_PER_READ))):
+            for line, record in piece:
+                value = record.model_dump(mode="json")
+                yield RecordFrame(session=session_id, epoch=epoch, line=line, record=value, ref=ref)
+        if fault is not None:
+            raise fault
+
+
+def _session_start(home: Home, session_id: str, epoch: int) -> SessionStart:
+    """Return line 1 of an epoch.
+
+    Raises:
+        FrameInvalid: there is none; it is being written, or the log is empty.
+    """
+    first = next(reader.read_records(home, session_id, epoch=epoch), None)
+    if first is None or not isinstance(first[1], SessionStart):
+        raise FrameInvalid(f"session {session_id} has no records")
+    return first[1]

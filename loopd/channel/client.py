@@ -111,8 +111,13 @@ class ChannelClient:
                     raise line
                 self._frames.append(decode_server(line))
 
-    async def ask(self, frame: ClientFrame, on_record: Callable[[RecordFrame], None] | None = None) -> Any:  # noqa: ANN401 - any JSON value
-        """Send a request for data and return what its reply holds; the records before it go to `on_record`.
+    async def ask(
+        self,
+        frame: ClientFrame,
+        on_record: Callable[[RecordFrame], None] = lambda _frame: None,
+        on_other: Callable[[ServerFrame], None] = lambda _frame: None,
+    ) -> Any:  # noqa: ANN401 - any JSON value
+        """Send a request and return what its reply holds; the frames before it go to `on_record` and `on_other`.
 
         Raises:
             DaemonError: the daemon's error.
@@ -126,10 +131,10 @@ class ChannelClient:
                     return answer.data
                 case ErrorFrame():
                     raise DaemonError(answer.code, answer.message, hint=answer.hint)
-                case RecordFrame() if on_record:
+                case RecordFrame():
                     on_record(answer)
                 case _:
-                    pass
+                    on_other(answer)
         raise DaemonUnreachable("the daemon closed the connection before it answered", hint="bxctl status")
 
     async def close(self) -> None:

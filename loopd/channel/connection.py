@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 from loopd.channel.answers import Answers
 from loopd.channel.codec import LineDecoder, decode_client, encode, ref_of
-from loopd.channel.live import LiveSession
-from loopd.channel.sessions import Peer, Sessions
+from loopd.channel.live import LiveSession, Peer
+from loopd.channel.sessions import Sessions
 from loopd.config import ChannelTable
 from loopd.errors import ChannelError, FrameInvalid, FrameTooLarge, LoopdError, SlowConsumer, VersionMismatch
 from loopd.proto.frames import (
@@ -20,6 +20,7 @@ from loopd.proto.frames import (
     Cancel,
     ClientFrame,
     Close,
+    Compact,
     ErrorFrame,
     Hello,
     Open,
@@ -28,6 +29,7 @@ from loopd.proto.frames import (
     ServerFrame,
     Welcome,
 )
+from loopd.proto.ids import check_session_id
 
 logger = logging.getLogger(__name__)
 
@@ -178,6 +180,8 @@ class Connection:
                 await self._open(frame)
             case Say():
                 await self._watching(frame.session).say(self, frame)
+            case Compact():
+                await self._watching(frame.session).compact(self, frame, self._peer)
             case Cancel():
                 cancelled = await self._sessions.cancel(frame.session)
                 await self._deliver(Reply(to="cancel", data={"cancelled": cancelled}, ref=frame.ref))
@@ -194,16 +198,16 @@ class Connection:
         live, created = await self._sessions.open(self, frame, self._peer)
         self._watched.add(live)
         try:
-            await live.attach(self, frame.start, created=created, ref=frame.ref)
+            await live.attach(self, frame.start, epoch=frame.epoch, created=created, ref=frame.ref)
         except LoopdError:
             self._watched.discard(live)
             live.detach(self)
             raise
 
     def _watching(self, session_id: str) -> LiveSession:
-        live = self._sessions.find(session_id)
+        live = self._sessions.find(check_session_id(session_id))
         if live is None or live not in self._watched:
-            raise FrameInvalid(f"session {session_id[:80]} is not open on this connection", hint="send open first")
+            raise FrameInvalid(f"session {session_id} is not open on this connection", hint="send open first")
         return live
 
     async def _deliver(self, frame: ServerFrame) -> None:

@@ -54,6 +54,7 @@ class Conversation:
         self._path, self._reconnect_s = path, reconnect_s
         self._open = Open(session=session, create=session is not None, start=start, ref="open")
         self._said: Say | None = None
+        self._epoch: int | None = None
         self._next_line = 1
         self._client: ChannelClient | None = None
 
@@ -103,16 +104,24 @@ class Conversation:
         match frame:
             case Opened():
                 self.session = frame.session
-                self._open = Open(session=frame.session, start=self._next_line, ref="open")
-            case RecordFrame() | CaughtUp():
-                self._next_line = max(self._next_line, frame.line + 1)
-                self._open = Open(session=self.session, start=self._next_line, ref="open")
+                self._epoch = frame.epoch if self._epoch is None else self._epoch
+                self._go_on_from(self._epoch, self._next_line)
+            case RecordFrame() if self._epoch is None or frame.epoch >= self._epoch:
+                known = self._next_line if frame.epoch == self._epoch else 1
+                self._go_on_from(frame.epoch, max(known, frame.line + 1))
+            case CaughtUp():
+                self._go_on_from(self._epoch, max(self._next_line, frame.line + 1))
             case TurnEndFrame() if self._said and frame.key == self._said.key:
                 self._said = None
             case ErrorFrame() if self._said and frame.ref == self._said.key:
                 self._said = None
             case _:
                 pass
+
+    def _go_on_from(self, epoch: int | None, line: int) -> None:
+        """Remember from where on history is to be asked for at the next connection."""
+        self._epoch, self._next_line = epoch, line
+        self._open = Open(session=self.session, start=line, epoch=epoch, ref="open")
 
     async def _connect(self) -> Welcome:
         self._client, welcome = await ChannelClient.connect(self._path)

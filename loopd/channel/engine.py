@@ -47,6 +47,25 @@ class Engine(Protocol):
         """End a turn that a crash left without its end (SPEC 2.2/9); each record is emitted."""
         ...
 
+    async def estimate(self, session: Session) -> dict[str, Any]:
+        """Return what a compaction of the session would cost.
+
+        Raises:
+            LoopdError: it cannot be compacted.
+        """
+        ...
+
+    async def compact(self, session: Session, emit: Emit, *, uid: int, pid: int) -> dict[str, Any]:
+        """Go on in the session's next epoch from a summary, and return what was done; `uid` and `pid` asked for it.
+
+        The record of the new epoch's `session_start` is emitted when it is durable.
+
+        Raises:
+            LoopdError: it could not be done; the session goes on as it was.
+            CancelledError: likewise.
+        """
+        ...
+
     async def audit(self, event: str, **facts: Any) -> None:  # noqa: ANN401 - any JSON value
         """Write one audit record, durable on return.
 
@@ -57,6 +76,10 @@ class Engine(Protocol):
 
     async def status(self) -> dict[str, Any]:
         """Return the facts of model, slots and audit log for `status`."""
+        ...
+
+    async def forget(self, session_id: str) -> None:
+        """Remove what is kept of a session that is deleted, outside its directory."""
         ...
 
     def tools(self) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from loopd.proto.frames import (
     Accepted,
+    Compacting,
     Delta,
     Prefill,
     Queued,
@@ -20,7 +21,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._accepted: Accepted | None = None
-        self._waiting: Queued | Prefill | None = None
+        self._waiting: Queued | Compacting | Prefill | None = None
         self._reasoning: list[str] = []
         self._text: list[str] = []
         self._calls: dict[int, ToolStarted] = {}
@@ -30,7 +31,7 @@ class Progress:
         match frame:
             case Accepted():
                 self._accepted = frame
-            case Queued() | Prefill():
+            case Queued() | Compacting() | Prefill():
                 self._waiting = frame
             case Reasoning():
                 self._reasoning.append(frame.text)
@@ -56,7 +57,7 @@ class Progress:
         kind = frame.record.get("type")
         if kind == "tool_result":
             self._calls.pop(frame.record["call"], None)
-        elif kind == "assistant":
+        elif kind in {"assistant", "session_start"}:
             self._waiting = None
             self._reasoning.clear()
             self._text.clear()

@@ -12,7 +12,8 @@ from loopd.channel import socketfile
 from loopd.channel.answers import Answers
 from loopd.channel.connection import Connection
 from loopd.channel.engine import Engine
-from loopd.channel.sessions import Peer, Sessions
+from loopd.channel.live import Peer
+from loopd.channel.sessions import Sessions
 from loopd.clock import monotonic_s
 from loopd.config import Config
 from loopd.errors import LimitReached

@@ -3,14 +3,13 @@
 import asyncio
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 from loopd.channel.codec import encode
 from loopd.channel.engine import Engine
-from loopd.channel.live import LiveSession, Spawn, Subscriber
+from loopd.channel.live import LiveSession, Peer, Spawn, Subscriber
 from loopd.channel.refusals import Refusals
 from loopd.clock import stamp
 from loopd.config import LoopTable
@@ -31,15 +30,6 @@ from loopd.session.store import Session, dir_for
 logger = logging.getLogger(__name__)
 
 _CHECK_WAIT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who is at the other end of a connection, as the kernel says (SO_PEERCRED)."""
-
-    pid: int
-    uid: int
-    gid: int
 
 
 class Sessions:
@@ -270,7 +260,8 @@ class Sessions:
             if live is not None:
                 if live.running:
                     raise TurnBusy(
-                        f"session {session_id} has a turn in flight", hint=f"first bxctl cancel {session_id}"
+                        f"session {session_id} has a turn or a compaction in flight",
+                        hint=f"first bxctl cancel {session_id}",
                     )
                 gone = ErrorFrame(
                     session=session_id, code=SessionNotFound.code, message=f"session {session_id} was deleted"
@@ -279,6 +270,7 @@ class Sessions:
                 await self._close(live)
             await self._engine.audit("session_deleted", session=session_id, uid=peer.uid, pid=peer.pid)
             await asyncio.to_thread(reader.delete, self._home, session_id)
+            await self._engine.forget(session_id)
         self.refusals.forget(session_id)
 
     def _owner(self, session_id: str) -> int:

@@ -3,18 +3,30 @@
 from typing import Any
 
 from loopd.proto.records import LossCause
-from loopd.proto.usage import Row
+from loopd.proto.usage import Row, cost_s
 
 _CAUSES: dict[LossCause, str] = {
     "server_restarted": "the model server was restarted and its cache was empty",
     "slot_taken": "somebody else used the slot in between",
-    "evicted": "the model server gave the slot's place to another conversation",
-    "state_not_restored": "the saved state of the slot was not restored",
+    "evicted": "another conversation was given the slot, and what was in it could not be kept",
+    "state_not_restored": "the saved state of the slot was of no use",
     "history_rewritten": "the request did not begin with what was sent before",
     "retokenised": "the model's own text was cut into other tokens when it came back",
     "cannot_roll_back": "a model of this kind cannot go back to an earlier token",
     "model_changed": "the conversation went on with another model or template",
     "unknown": "what is known does not tell the cause",
+}
+
+_ADVICE: dict[LossCause, str] = {
+    "server_restarted": "stop loopd before the model server, so that it saves first, or lower save_idle_s in [model]",
+    "slot_taken": "let nothing but loopd use this model server: its default, a Unix socket, is for loopd alone",
+    "evicted": "give states more room (max_states_bytes, max_states_day_bytes in [model]) or the server more slots",
+    "state_not_restored": "bxctl status tells whether states are used; a file that was torn is made again by itself",
+    "history_rewritten": "use a chat template that leaves earlier messages alone: loopd model check tells what it does",
+    "retokenised": "nothing: at most one answer is evaluated again, and it happens with any client",
+    "cannot_roll_back": "nothing, or a model whose every layer has a full cache: this one starts over after a cancel",
+    "model_changed": "nothing: it is paid once, for the whole history",
+    "unknown": "bxctl doctor is the page for a bug report",
 }
 
 
@@ -30,6 +42,8 @@ def explain(rows: list[Row]) -> list[dict[str, Any]]:
             "loss": row.usage.loss,
             "cause": row.usage.cause.name if row.usage.cause else None,
             "evidence": row.usage.cause.evidence if row.usage.cause else None,
+            "cost_s": _cost_s(row),
+            "advice": _ADVICE[row.usage.cause.name] if row.usage.cause else None,
             "text": _sentence(row),
         }
         for row in rows
@@ -46,4 +60,10 @@ def _sentence(row: Row) -> str:
     if usage.loss == 0:
         return f"{found}: nothing was lost"
     cause = f" because {_CAUSES[usage.cause.name]}" if usage.cause else ""
-    return f"{found}: {usage.loss:,} were evaluated again{cause}"
+    cost = _cost_s(row)
+    return f"{found}: {usage.loss:,} were evaluated again{f', in {cost:.1f} s,' if cost is not None else ''}{cause}"
+
+
+def _cost_s(row: Row) -> float | None:
+    cost = cost_s(row.usage)
+    return None if cost is None else round(cost, 3)

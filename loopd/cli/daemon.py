@@ -12,9 +12,12 @@ import click
 from loopd.channel.client import ChannelClient
 from loopd.cli.context import Context
 from loopd.home import default_channel
-from loopd.proto.frames import ClientFrame, RecordFrame
+from loopd.proto.frames import ClientFrame, Open, RecordFrame, ServerFrame
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+epoch_option = click.option(
+    "--epoch", metavar="N", type=click.IntRange(min=0), help="Of this epoch only; 0 is the first."
+)
 session_argument = click.argument("session_id", metavar="ID")
 
 
@@ -31,8 +34,22 @@ def socket_path(ctx: Context) -> Path:
     return ctx.config.channel_socket(ctx.home.path)
 
 
-def ask(ctx: Context, frame: ClientFrame, on_record: Callable[[RecordFrame], None] | None = None) -> Any:  # noqa: ANN401 - any JSON value
+def ask(
+    ctx: Context,
+    frame: ClientFrame,
+    on_record: Callable[[RecordFrame], None] = lambda _frame: None,
+    *,
+    opening: str | None = None,
+    on_other: Callable[[ServerFrame], None] = lambda _frame: None,
+) -> Any:  # noqa: ANN401 - any JSON value
     """Connect, send one request and return what its reply holds.
+
+    Args:
+        ctx: of the command.
+        frame: the request.
+        on_record: takes the records before the reply.
+        opening: a session that must be open on the connection for it.
+        on_other: takes all other frames before the reply.
 
     Raises:
         LoopdError: the daemon is not there, or it refused.
@@ -41,7 +58,9 @@ def ask(ctx: Context, frame: ClientFrame, on_record: Callable[[RecordFrame], Non
     async def once() -> Any:  # noqa: ANN401 - any JSON value
         client, _ = await ChannelClient.connect(socket_path(ctx))
         try:
-            return await client.ask(frame, on_record)
+            if opening is not None:
+                await client.send(Open(session=opening, start=0))
+            return await client.ask(frame, on_record, on_other)
         finally:
             await client.close()
 

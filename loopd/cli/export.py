@@ -5,27 +5,32 @@ from typing import Any
 import click
 
 from loopd.cli.context import Context
-from loopd.cli.daemon import ask, json_option, session_argument
+from loopd.cli.daemon import ask, epoch_option, json_option, session_argument
 from loopd.proto.canonical import canonical
 from loopd.proto.frames import Read, RecordFrame
 from loopd.proto.ids import check_session_id
-from loopd.proto.records import Assistant, Record, ToolResult, User, record_from
+from loopd.proto.records import Assistant, Record, SessionStart, ToolResult, User, record_from
 from loopd.session.baseline import Baseline
 from loopd.session.replay import replay
 
 
 @click.command()
 @session_argument
+@epoch_option
 @json_option
 @click.pass_obj
-def export(ctx: Context, session_id: str, *, as_json: bool) -> None:
-    """Print a session as Markdown; with --json as the OpenAI messages and tools of its next request."""
+def export(ctx: Context, session_id: str, epoch: int | None, *, as_json: bool) -> None:
+    """Print a session as Markdown; with --json as the OpenAI messages and tools of its next request.
+
+    With --epoch the same of one epoch: of an earlier one, with --json, the messages that it ended with.
+    """
     records: list[Record] = []
 
     def take(frame: RecordFrame) -> None:
         records.append(record_from(frame.record))
 
-    data = ask(ctx, Read(session=check_session_id(session_id)), take)
+    wanted = epoch if epoch is not None else "newest" if as_json else "all"
+    data = ask(ctx, Read(session=check_session_id(session_id), epoch=wanted), take)
     baseline = Baseline.model_validate(data["baseline"], strict=False)
     click.echo(request_json(baseline, records) if as_json else markdown(session_id, records))
 
@@ -46,6 +51,8 @@ def markdown(session_id: str, records: list[Record]) -> str:
     parts = [f"# Session {session_id}"]
     for record in records:
         match record:
+            case SessionStart() if record.summary:
+                parts += [f"## Summary (epoch {record.epoch} begins)", record.summary.text]
             case User():
                 parts += ["## User", record.text]
             case Assistant():

@@ -85,7 +85,7 @@ class Interactive:
         match frame:
             case Opened(created=True):
                 say_new(frame.session)
-            case Opened() if self._past is None and frame.lines > 1:
+            case Opened() if self._past is None and (frame.lines > 1 or frame.epoch):
                 self._past = deque(maxlen=_READ_LINES)
                 await self._conversation.history(max(1, frame.lines - _READ_LINES + 1))
             case RecordFrame() if self._past is not None:
@@ -96,7 +96,8 @@ class Interactive:
 
     def _show_past(self) -> None:
         past = list(self._past or ())
-        begins = [index for index, frame in enumerate(past) if frame.record["type"] == "user"]
+        starts = ("user", "session_start") if past and past[0].epoch else ("user",)
+        begins = [index for index, frame in enumerate(past) if frame.record["type"] in starts]
         for frame in past[begins[-_SHOWN_TURNS:][0] :] if begins else []:
             self._view.show(frame)
 

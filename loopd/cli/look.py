@@ -10,8 +10,8 @@ import click
 
 from loopd import __version__
 from loopd.cli.context import Context
-from loopd.cli.daemon import ask, json_option, print_json, session_argument, socket_path
-from loopd.cli.render import number, print_facts, print_record, print_table, short, size
+from loopd.cli.daemon import ask, epoch_option, json_option, print_json, session_argument, socket_path
+from loopd.cli.render import number, plain, print_facts, print_record, print_table, short, size
 from loopd.errors import DaemonUnreachable, LoopdError
 from loopd.proto import frames
 from loopd.proto.ids import check_session_id
@@ -53,10 +53,11 @@ def _state(row: dict[str, Any]) -> str:
 
 @click.command()
 @session_argument
+@epoch_option
 @json_option
 @click.pass_obj
-def show(ctx: Context, session_id: str, *, as_json: bool) -> None:
-    """Print a session's records; of a refused one what is good, then why it is refused."""
+def show(ctx: Context, session_id: str, epoch: int | None, *, as_json: bool) -> None:
+    """Print a session's records, epoch after epoch; of a refused one what is good, then why it is refused."""
     records: list[dict[str, Any]] = []
 
     def take(frame: frames.RecordFrame) -> None:
@@ -67,7 +68,7 @@ def show(ctx: Context, session_id: str, *, as_json: bool) -> None:
 
     refused: LoopdError | None = None
     try:
-        ask(ctx, frames.Read(session=check_session_id(session_id)), take)
+        ask(ctx, frames.Read(session=check_session_id(session_id), epoch="all" if epoch is None else epoch), take)
     except LoopdError as error:
         if not records:
             raise
@@ -88,8 +89,8 @@ def usage(ctx: Context, session_id: str, *, as_json: bool) -> None:
     if as_json:
         print_json(data)
         return
-    columns = ("LINE", "PROMPT", "CACHED", "EVALUATED", "FLOOR", "LOSS", "COMPLETION", "CAUSE")
-    keys = ("line", "prompt_tokens", "cached_tokens", "evaluated", "floor", "loss", "completion_tokens")
+    columns = ("EPOCH", "LINE", "PROMPT", "CACHED", "EVALUATED", "FLOOR", "LOSS", "COMPLETION", "CAUSE")
+    keys = ("epoch", "line", "prompt_tokens", "cached_tokens", "evaluated", "floor", "loss", "completion_tokens")
     print_table(
         columns,
         [(*(number(row[key]) for key in keys), _cause(row)) for row in data["requests"]],
@@ -122,7 +123,9 @@ def why(ctx: Context, session_id: str, *, as_json: bool) -> None:
     for request in data["requests"]:
         click.echo(f"line {request['line']}: {request['text']}")
         if request["evidence"]:
-            click.echo(f"  {short(request['evidence'])}")
+            click.echo(f"  found: {plain(request['evidence'])}")
+        if request["advice"]:
+            click.echo(f"  to do: {request['advice']}")
 
 
 @click.command()

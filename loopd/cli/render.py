@@ -115,6 +115,7 @@ def _described(record: dict[str, Any]) -> tuple[str, str]:
         case "session_start":
             parent = record.get("parent")
             head = f"epoch {record['epoch']}" + (f", from {parent['id']}:{parent['line']}" if parent else "")
+            body = record["summary"]["text"] if record.get("summary") else ""
         case "user":
             body = record["text"]
         case "assistant":

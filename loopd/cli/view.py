@@ -2,13 +2,16 @@
 
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.progress_bar import ProgressBar
 from rich.status import Status
+from rich.table import Table
 from rich.text import Text
 
 from loopd.cli.render import UsageLine, plain, short
 from loopd.proto.frames import (
     Accepted,
+    Compacting,
     Delta,
     Opened,
     Prefill,
@@ -21,6 +24,8 @@ from loopd.proto.frames import (
     TurnEndFrame,
     UsageFrame,
 )
+
+_LONG_PREFILL_TOKENS = 512
 
 
 class AnswerView:
@@ -94,8 +99,10 @@ class TurnView(AnswerView):
             case Queued():
                 place = f"place {frame.place} in the queue" if frame.place else "waiting for the model server"
                 self.wait(f"{place} {plain(frame.reason)}")
+            case Compacting():
+                self.wait("writing a summary of the conversation to go on from")
             case Prefill():
-                self.wait(f"reading {frame.processed:,} of {frame.total:,} tokens, {frame.cached:,} cached")
+                self._prefill(frame)
             case _:
                 self.rest()
                 self._show_step(frame)
@@ -140,18 +147,32 @@ class TurnView(AnswerView):
     def _record(self, record: dict[str, Any]) -> None:
         if self.others and record["type"] == "user":
             self.said(record["text"])
+        if record["type"] == "session_start" and (summary := record.get("summary")):
+            self._dim(f"the conversation goes on in epoch {record['epoch']}, from this summary:")
+            self._dim(f"{plain(summary['text'])}\n")
         super()._record(record)
         if self.others and record["type"] == "assistant":
             for call in record["tool_calls"]:
                 self._dim(f"→ {short(call['name'])} {short(call['arguments'])}")
 
-    def wait(self, text: str) -> None:
+    def _prefill(self, frame: Prefill) -> None:
+        """Say how far the prompt is read; with a bar where that takes a while."""
+        text = f"reading {frame.processed:,} of {frame.total:,} tokens, {frame.cached:,} cached"
+        new = frame.total - frame.cached
+        if new < _LONG_PREFILL_TOKENS:
+            self.wait(text)
+            return
+        line = Table.grid(padding=(0, 1))
+        line.add_row(ProgressBar(total=new, completed=frame.processed - frame.cached, width=30), Text(text, "dim"))
+        self.wait(line)
+
+    def wait(self, what: RenderableType) -> None:
         """Show a status line until the next thing that is printed."""
         self._finish_line()
         if self._status is None:
             self._status = self._console.status("", spinner="dots", spinner_style="dim")
             self._status.start()
-        self._status.update(Text(text, style="dim"))
+        self._status.update(Text(what, style="dim") if isinstance(what, str) else what)
 
     def _dim(self, text: str) -> None:
         self._console.print(text, style="dim")

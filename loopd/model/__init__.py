@@ -2,7 +2,10 @@
 
 wire, completion    what is sent and received: pure
 client              requests, time-outs, typed errors
-slots, account      who uses which slot; what a request cost and why
+slots               who uses which slot, in what order
+states, statefiles, statestore, keeper
+                    what a slot holds: chosen (pure), on disk, within bounds, saved and restored around requests
+account, tally      what a request cost and why; what all of them did
 rendering, forms, identity, check, watch, measure
                     what is served, and what its template takes
 server, templates, catalog

@@ -7,8 +7,16 @@ from loopd.errors import ModelError
 from loopd.model.client import ModelClient
 from loopd.model.rendering import Renderer
 from loopd.model.slots import SlotCondition
-from loopd.proto.records import Cause, Usage
+from loopd.proto.records import Cause, LossCause, Usage
 from loopd.proto.usage import Reported, expected_tokens, loss_tokens
+
+_BY_CONDITION: dict[str, LossCause] = {
+    "cold": "server_restarted",
+    "foreign": "slot_taken",
+    "evicted": "evicted",
+    "not_restored": "state_not_restored",
+    "rebased": "model_changed",
+}
 
 
 class Template(Protocol):
@@ -56,24 +64,31 @@ async def account(
     loss = loss_tokens(expected, reported.cached_tokens)
     if not loss or previous is None:
         return expected, loss, None
-    if condition.kind == "cold":
-        return expected, loss, Cause(name="server_restarted", evidence=condition.evidence)
-    if condition.kind == "foreign":
-        return expected, loss, Cause(name="slot_taken", evidence=condition.evidence)
+    if name := _BY_CONDITION.get(condition.kind):
+        return expected, loss, Cause(name=name, evidence=condition.evidence)
+    if condition.kind == "restored" and not reported.cached_tokens and condition.tokens <= (expected or 0):
+        evidence = f"{condition.evidence}, and the server used none of it"
+        return expected, loss, Cause(name="state_not_restored", evidence=evidence)
     renderer = Renderer(client, baseline.tools_json, baseline.template.options)
     try:
-        cause = await _find(renderer, previous, messages, reported.cached_tokens or 0)
+        cause = await _find(renderer, previous, messages, reported.cached_tokens or 0, condition)
     except ModelError as error:
         cause = Cause(name="unknown", evidence=f"the server did not render the request again: {error.message}")
     return expected, loss, cause
 
 
-async def _find(renderer: Renderer, previous: Usage, messages: Sequence[bytes], cached: int) -> Cause:
+async def _find(
+    renderer: Renderer, previous: Usage, messages: Sequence[bytes], cached: int, condition: SlotCondition
+) -> Cause:
     """Tell a history that the template rewrites from an answer that tokenises in another way when it comes back."""
     sent = _sent_before(previous, messages)
     if rewritten := await renderer.first_rewritten(messages[:sent], messages):
         return Cause(name="history_rewritten", evidence=f"{rewritten} differs")
     kept = (previous.prompt_tokens or 1) - 1
+    left = kept + (previous.completion_tokens or 0)
+    if cached < kept and condition.tokens > left:
+        evidence = f"the slot held {condition.tokens} tokens, {left} of them of this history, and {cached} were used"
+        return Cause(name="cannot_roll_back", evidence=evidence)
     if cached < kept:
         evidence = f"{cached} tokens were cached, and the text of {kept} before the last answer is unchanged"
         return Cause(name="unknown", evidence=evidence)

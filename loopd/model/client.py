@@ -45,6 +45,7 @@ __all__ = [
     "Progress",
     "ReasoningDelta",
     "ServerFacts",
+    "SlotTransfer",
     "SlotView",
     "TextDelta",
     "Timeouts",
@@ -53,6 +54,8 @@ __all__ = [
 _POLL_S = 0.05
 _ANSWER_TIMEOUT_S = 120.0
 """For the small requests. llama.cpp answers `/slots` and `/tokenize` between two batches of a prefill."""
+_STATE_TIMEOUT_S = 600.0
+"""For a slot to be written to a slow disk, or read from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,15 @@ class SlotView:
     task: int | None
     tokens: int
     processing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTransfer:
+    """A slot that was saved or restored: its tokens, the file's bytes, and how long the server took."""
+
+    tokens: int
+    size_bytes: int
+    ms: float
 
 
 class _NotReady(ModelUnavailable):
@@ -338,6 +350,32 @@ class ModelClient:
         entries = wire.parse(wire.Slots, body, "/slots").root
         return [SlotView(slot.id, slot.id_task, slot.n_prompt_tokens, slot.is_processing) for slot in entries]
 
+    async def save_slot(self, slot: int, name: str) -> SlotTransfer:
+        """Have the server write what is in a slot to the file `name` in its own directory.
+
+        The server does it between two batches; it must not be asked while the slot processes a request.
+
+        Raises:
+            ModelRejected: it cannot, in its words.
+            ModelError: it does not answer.
+        """
+        saved = wire.parse(wire.Saved, await self._transfer(slot, "save", name), "the answer to a save")
+        return SlotTransfer(saved.n_saved, saved.n_written, saved.timings.save_ms)
+
+    async def restore_slot(self, slot: int, name: str) -> SlotTransfer:
+        """Have the server put a saved file into a slot; what was in it is gone, also where that fails.
+
+        Raises:
+            ModelRejected: there is no such file, or not one of this model and context.
+            ModelError: the server does not answer.
+        """
+        restored = wire.parse(wire.Restored, await self._transfer(slot, "restore", name), "the answer to a restore")
+        return SlotTransfer(restored.n_restored, restored.n_read, restored.timings.restore_ms)
+
+    async def _transfer(self, slot: int, action: str, name: str) -> bytes:
+        content = canonical({"filename": name})
+        return await self._ask("POST", f"/slots/{slot}?action={action}", content=content, timeout_s=_STATE_TIMEOUT_S)
+
     async def render(
         self,
         messages: Sequence[bytes],
@@ -369,10 +407,20 @@ class ModelClient:
         content = canonical({"content": text, "add_special": True, "parse_special": True})
         return wire.parse(wire.Tokens, await self._ask("POST", "/tokenize", content=content), "/tokenize").tokens
 
-    async def _ask(self, method: str, path: str, *, content: bytes | None = None, absent_ok: bool = False) -> bytes:
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes | None = None,
+        absent_ok: bool = False,
+        timeout_s: float = _ANSWER_TIMEOUT_S,
+    ) -> bytes:
         """Return the body of a small request's answer; empty where the endpoint is absent and that is all right."""
         headers = {"Content-Type": "application/json"} if content else {}
-        response = await self._send(self._http.build_request(method, path, content=content, headers=headers))
+        timeout = httpx.Timeout(timeout_s, connect=self.timeouts.connect_s)
+        request = self._http.build_request(method, path, content=content, headers=headers, timeout=timeout)
+        response = await self._send(request)
         if absent_ok and response.status_code in _ABSENT:
             await response.aclose()
             return b""

@@ -58,13 +58,16 @@ async def find_forms(client: ModelClient, template: str | None, options: Mapping
     arguments = await finder.arguments()
     call = _call(arguments or "string")
     results = [_result("call_1", _MARK)]
-    notes = _notes_on(template)
+    notes = [*await finder.notes_on_time(template), *_notes_on_markup(template)]
     if arguments is None:
         notes.append("the template refuses tool calls")
+    reasons = await finder.shows_reasoning(call, results)
+    if not reasons:
+        notes.append("the template never shows reasoning to the model")
     tools = await finder.shows("find_tool", [_user("Hi")], tools=_TOOLS)
     if not tools:
         notes.append("the template does not show tools to the model")
-    grows, changes = await finder.compare(call, results)
+    grows, changes = await finder.compare(call, results, reasons=reasons)
     return Forms(
         arguments=arguments or "string",
         system="message" if await finder.shows(_MARK, [_system(_MARK), _user("Hi")]) else "user",
@@ -76,12 +79,8 @@ async def find_forms(client: ModelClient, template: str | None, options: Mapping
     )
 
 
-def _notes_on(template: str) -> list[str]:
-    notes = []
-    if "strftime_now" in template:
-        notes.append("the template asks for the time: the prompt changes with the date, and the cache is lost then")
-    notes += [f"the template's own markup names {name}" for name in ("find_tool", "call_tool") if name in template]
-    return notes
+def _notes_on_markup(template: str) -> list[str]:
+    return [f"the template's own markup names {name}" for name in ("find_tool", "call_tool") if name in template]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +95,21 @@ class _Finder:
         except ModelRejected:
             return False
 
+    async def notes_on_time(self, template: str) -> list[str]:
+        """Return what becomes of the date in a template that asks for the time."""
+        if "strftime_now" not in template:
+            return []
+        for value in self.options.values():
+            if isinstance(value, str) and await self.shows(value, [_user("Hi")]):
+                return [f"the template asks for the time, and is given a fixed date: {value}"]
+        return ["the template asks for the time: the prompt changes with the date, and the cache is lost then"]
+
+    async def shows_reasoning(self, call: dict[str, Any], results: list[dict[str, Any]]) -> bool:
+        """Tell whether reasoning reaches the prompt at all: a template that drops the earlier shows the latest."""
+        latest = [_user("Hi"), {**call, "reasoning_content": _MARK * 2}, *results]
+        earlier = [_user("Hi"), _answer("Hello", reasoning=_MARK * 2), _user("Bye")]
+        return await self.shows(_MARK * 2, latest) or await self.shows(_MARK * 2, earlier)
+
     async def arguments(self) -> ArgumentsForm | None:
         """Return the form in which arguments come out as the JSON they are; None if no form does."""
         forms: tuple[ArgumentsForm, ...] = ("string", "object")
@@ -104,8 +118,13 @@ class _Finder:
                 return form
         return None
 
-    async def compare(self, call: dict[str, Any], results: list[dict[str, Any]]) -> tuple[bool, list[str]]:
-        """Return whether later prompts only add text, and a sentence for each example in which tokens change."""
+    async def compare(
+        self, call: dict[str, Any], results: list[dict[str, Any]], *, reasons: bool
+    ) -> tuple[bool, list[str]]:
+        """Return whether later prompts only add text, and a sentence for each example in which tokens change.
+
+        Where the template never shows reasoning, its model is not asked for any, and there is nothing to take back.
+        """
         second = {**call["tool_calls"][0], "id": "call_2"}
         both = {**call, "tool_calls": [*call["tool_calls"], second]}
         examples = {
@@ -118,6 +137,8 @@ class _Finder:
             "unicode": [_user("Grüezi 世界 👩‍👩‍👧"), _answer("naïve 𝔘𝔫𝔦 \u202b"), _user("Bye")],
             "white space": [_user("  Hi\n"), _answer("\n  Hello. \n"), _user(" \n"), _answer("Bye."), _user("?")],
         }
+        if not reasons:
+            del examples["reasoning"]
         renderer = Renderer(self.client, _TOOLS, self.options)
         grows, notes = True, []
         for name, messages in examples.items():

@@ -85,6 +85,9 @@ class Script(_Strict):
     Attributes:
         llama_cpp: False leaves out all that only llama.cpp's server has.
         loading_requests: that many requests of any kind are answered 503 first.
+        states: the directory that slots are saved to; '' where the server cannot.
+        rolls_back: False is a model that cannot drop tokens from the end of a slot: then it starts over.
+        restores: False is a model that cannot use what was restored.
     """
 
     steps: tuple[Step, ...] = ()
@@ -94,6 +97,9 @@ class Script(_Strict):
     batch_tokens: int = Field(default=256, ge=1)
     llama_cpp: bool = True
     loading_requests: int = Field(default=0, ge=0)
+    states: str = ""
+    rolls_back: bool = True
+    restores: bool = True
     alias: str = "scripted"
 
 
@@ -203,11 +209,30 @@ class SimulatedSlot:
     tokens: list[int] = field(default_factory=list)
     task: int | None = None
     processing: bool = False
+    rolls_back: bool = True
+    usable: bool = True
 
     def common(self, prompt: list[int]) -> int:
         """Return how many tokens of the prompt need no evaluation; one always does."""
         same = takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, prompt, strict=False))
-        return min(sum(1 for _ in same), len(prompt) - 1)
+        common = min(sum(1 for _ in same), len(prompt) - 1)
+        return common if self.usable and (self.rolls_back or common == len(self.tokens)) else 0
+
+    def save(self, path: Path) -> dict[str, Any]:
+        """Write the tokens to a file; return the server's answer."""
+        path.write_text(json.dumps(self.tokens), encoding="utf-8")
+        return {"id_slot": self.id, "n_saved": len(self.tokens), "n_written": path.stat().st_size}
+
+    def restore(self, path: Path, *, usable: bool) -> dict[str, Any]:
+        """Take the tokens from a file; return the server's answer.
+
+        Raises:
+            OSError: there is none.
+            ValueError: it is not one.
+        """
+        text = path.read_text("utf-8")
+        self.tokens, self.usable = json.loads(text), usable
+        return {"id_slot": self.id, "n_restored": len(self.tokens), "n_read": len(text)}
 
     def forget(self, count: int) -> None:
         """Lose that many tokens from the end."""
@@ -216,3 +241,4 @@ class SimulatedSlot:
     def keep(self, prompt: list[int], answer: list[int]) -> None:
         """Hold what was evaluated: the last token of an answer never is."""
         self.tokens = (prompt + answer)[:-1] if answer else prompt
+        self.usable = True

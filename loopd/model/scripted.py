@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Coroutine
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -110,6 +111,7 @@ class ScriptedServer:
     Attributes:
         url: where it listens; with port 0, the port that it was given.
         requests: the decoded bodies of the completions asked for so far.
+        transfers: `(save or restore, slot, file)` so far.
         slots: what is in the simulated slots.
     """
 
@@ -117,6 +119,7 @@ class ScriptedServer:
         self.script = script
         self.url = url
         self.requests: list[dict[str, Any]] = []
+        self.transfers: list[tuple[str, int, str]] = []
         self.slots: list[SimulatedSlot] = []
         self._arrived = asyncio.Condition()
         self._gates: dict[str, Gate] = {}
@@ -128,7 +131,7 @@ class ScriptedServer:
 
     def restart(self) -> None:
         """Be a server that has just started: empty slots, tasks counted from 0."""
-        self.slots = [SimulatedSlot(number) for number in range(self.script.slots)]
+        self.slots = [SimulatedSlot(number, rolls_back=self.script.rolls_back) for number in range(self.script.slots)]
         self._task = 0
 
     def gate(self, name: str) -> Gate:
@@ -187,6 +190,8 @@ class ScriptedServer:
             await self._complete(exchange, json.loads(body))
         elif path == "/v1/models":
             await exchange.respond(200, {"object": "list", "data": [{"id": self.script.alias, "object": "model"}]})
+        elif self.script.llama_cpp and path.startswith("/slots/"):
+            await self._transfer(exchange, path, urlsplit(target).query, json.loads(body))
         elif self.script.llama_cpp and (value := self._look_up(path, body)) is not None:
             await exchange.respond(*value)
         else:
@@ -199,6 +204,25 @@ class ScriptedServer:
         else:
             await gate.reached.wait()
         await exchange.respond(200, {"name": name})
+
+    async def _transfer(self, exchange: _Exchange, path: str, query: str, body: dict[str, Any]) -> None:
+        """Save or restore a slot; as in llama.cpp's server, not while it processes a request."""
+        if not self.script.states:
+            words = "This server does not support slots action. Start it with `--slot-save-path`"
+            await exchange.respond(501, _error(501, "not_supported_error", words))
+            return
+        slot = self.slots[int(path.removeprefix("/slots/"))]
+        file = Path(self.script.states, body["filename"])
+        self.transfers.append((query.removeprefix("action="), slot.id, body["filename"]))
+        try:
+            async with self._locks[slot.id]:
+                if query == "action=save":
+                    await exchange.respond(200, slot.save(file))
+                else:
+                    await exchange.respond(200, slot.restore(file, usable=self.script.restores))
+        except (OSError, ValueError):
+            words = "Unable to restore slot: No available space in KV cache or invalid slot save file"
+            await exchange.respond(400, _error(400, "invalid_request_error", words))
 
     def _look_up(self, path: str, body: bytes) -> tuple[int, Any] | None:
         """Return status and value of the endpoints that answer at once."""

@@ -7,19 +7,21 @@ from loopd.errors import ModelUnavailable
 from loopd.home import Home
 from loopd.model.check import ModelCheck, load_or_check
 from loopd.model.client import Event, ModelClient, ServerFacts
+from loopd.model.keeper import StateKeeper
 from loopd.model.slots import SlotPool
+from loopd.model.states import Fit
 
 
 class ModelWatch:
-    """Keeps the check of the model that is served, and the pool at the server's number of slots.
+    """Keeps the check of the model that is served, the pool at its number of slots, the keeper at what states fit.
 
     Attributes:
         context_tokens: of one slot, as the server last said; None before it was asked or where it does not say.
     """
 
-    def __init__(self, home: Home, client: ModelClient, pool: SlotPool) -> None:
+    def __init__(self, home: Home, client: ModelClient, pool: SlotPool, keeper: StateKeeper) -> None:
         self.context_tokens: int | None = None
-        self._home, self._client, self._pool = home, client, pool
+        self._home, self._client, self._pool, self._keeper = home, client, pool, keeper
         self._facts: ServerFacts | None = None
         self._check: ModelCheck | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -49,4 +51,14 @@ class ModelWatch:
                 self._facts = facts
                 self.context_tokens = facts.context_tokens
                 self._pool.resize(facts.slots)
+                self._keeper.serve(_fit(self._check, facts))
             return self._check
+
+
+def _fit(check: ModelCheck, facts: ServerFacts) -> Fit:
+    return Fit(
+        model=check.model,
+        template=check.template.sha256,
+        build=facts.build,
+        context_tokens=facts.context_tokens,
+    )

@@ -109,6 +109,29 @@ class Slots(RootModel[tuple[Slot, ...]]):
     """`/slots`."""
 
 
+class TransferTimings(_Wire):
+    """How long the server took to write or read a slot, in milliseconds."""
+
+    save_ms: float = 0.0
+    restore_ms: float = 0.0
+
+
+class Saved(_Wire):
+    """`/slots/N?action=save`; `n_written` in bytes."""
+
+    n_saved: int
+    n_written: int
+    timings: TransferTimings = TransferTimings()
+
+
+class Restored(_Wire):
+    """`/slots/N?action=restore`; `n_read` in bytes."""
+
+    n_restored: int
+    n_read: int
+    timings: TransferTimings = TransferTimings()
+
+
 class GenerationSettings(_Wire):
     """The part of `/props` that describes a slot."""
 

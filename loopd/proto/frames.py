@@ -45,13 +45,15 @@ class Open(_Frame):
     """Attach to a session: history from record number `from` on, then the live stream.
 
     `session` None makes a new one with a fresh id; `create` makes the named one if it does not exist. `from` 0
-    sends no history.
+    sends no history. `epoch` is the one whose lines `from` counts, the newest where not given: a client that was
+    away while an epoch was closed gets the rest of it and then the next one.
     """
 
     type: Literal["open"] = "open"
     session: str | None = None
     create: bool = False
     start: int = Field(default=1, ge=0, alias="from")
+    epoch: int | None = Field(default=None, ge=0)
     model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True, serialize_by_alias=True)
 
 
@@ -78,10 +80,14 @@ class Approve(_SessionFrame):
 
 
 class Read(_SessionFrame):
-    """Send the records of any session from record number `from` on, also of a refused one up to its bad line."""
+    """Send the records of any session from record number `from` on, also of a refused one up to its bad line.
+
+    `epoch` is the one to read, or `all` for one after another; of the first that is read, `from` counts the lines.
+    """
 
     type: Literal["read"] = "read"
     start: int = Field(default=1, ge=1, alias="from")
+    epoch: Annotated[int, Field(ge=0)] | Literal["newest", "all"] = "newest"
     model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True, serialize_by_alias=True)
 
 
@@ -116,9 +122,14 @@ class Tools(_Frame):
 
 
 class Compact(_SessionFrame):
-    """Close the epoch and open the next with a summary."""
+    """Close the epoch and go on in the next from a summary (the session's owner and root only).
+
+    The session must be open on this connection, as for `say`. With `estimate` nothing is done, and the reply says
+    what it would cost; without, the reply comes at the end.
+    """
 
     type: Literal["compact"] = "compact"
+    estimate: bool = False
 
 
 class Fork(_SessionFrame):
@@ -214,6 +225,13 @@ class Queued(_SessionFrame):
     type: Literal["queued"] = "queued"
     place: int
     reason: str = ""
+
+
+class Compacting(_SessionFrame):
+    """The model writes a summary; the `record` of the next epoch's `session_start` tells that it took its place."""
+
+    type: Literal["compacting"] = "compacting"
+    epoch: int
 
 
 class Prefill(_SessionFrame):
@@ -321,6 +339,7 @@ ServerFrame = (
     | CaughtUp
     | Accepted
     | Queued
+    | Compacting
     | Prefill
     | Delta
     | Reasoning

@@ -8,6 +8,17 @@ synced before anything is shown (SPEC 2.2/4):
     [user] assistant usage [turn_end]     one finished model request
     tool_result                           one finished tool call
     [assistant of origin loopd] turn_end  the end of a turn
+
+A session is one or more epochs, each a log of its own beside its baseline. A later epoch begins where a summary took
+the place of what was said before: its `session_start` holds that summary, and the request that asked for it, and is
+itself the whole of the compaction. The log before it is closed between two turns and never changes again.
+
+    parent         this session, the former epoch, and its last line
+    next_call      calls go on counting
+    keys           the last 1,000 idempotency keys of the session, the oldest first
+    summary        what every request of this epoch begins with, behind the system prompt: one user and one assistant
+                   message (`loopd.session.replay`); it is in line 1 because nothing may stand between two batches
+    summary_usage  the numbers of the request that made it: the last request of the former epoch, in whose log it is not
 """
 
 from typing import Annotated, Literal
@@ -64,6 +75,13 @@ class Parent(_Strict):
     baseline: Sha256 | None = None
 
 
+class Summary(_Strict):
+    """What stands for the epochs before: the question, as it was sent, and the model's answer to it."""
+
+    request: str
+    text: str
+
+
 class Cause(_Strict):
     """Why a request lost cached tokens, with what shows it."""
 
@@ -107,7 +125,7 @@ class Usage(_Strict):
 
 
 class SessionStart(_Strict):
-    """Line 1. The last three fields are set in a later epoch, and the first two of them in a fork of one."""
+    """Line 1. The last four fields are set in a later epoch, and the first three of them in a fork of one."""
 
     type: Literal["session_start"] = "session_start"
     at: At
@@ -119,6 +137,7 @@ class SessionStart(_Strict):
     parent: Parent | None = None
     next_call: int | None = Field(default=None, ge=1)
     keys: tuple[str, ...] | None = Field(default=None, max_length=KEPT_KEYS)
+    summary: Summary | None = Field(default=None, exclude_if=lambda value: value is None)
     summary_usage: Usage | None = None
 
 

@@ -73,6 +73,14 @@ def loss_tokens(expected: int | None, cached_tokens: int | None) -> int | None:
     return max(0, expected - cached_tokens)
 
 
+def cost_s(usage: Usage) -> float | None:
+    """Return the seconds that evaluating the lost tokens took: their share of the prefill; None where unknown."""
+    if usage.loss is None or usage.prompt_tokens is None or usage.cached_tokens is None or usage.prefill_ms is None:
+        return None
+    evaluated = usage.prompt_tokens - usage.cached_tokens
+    return usage.loss / evaluated * usage.prefill_ms / 1000 if evaluated else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One request in a table: its usage, where it stands, and whether the totals count it."""

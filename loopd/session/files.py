@@ -3,8 +3,8 @@ r"""A session's files: their names, their locks, and one way to read a log (SPEC
     <home>/sessions/<id>/<epoch>.baseline.json   canonical JSON, never rewritten
     <home>/sessions/<id>/<epoch>.jsonl           the log
 
-An epoch exists once its log does. A directory below `sessions/` whose name begins with a dot is one that is being
-made or removed; after a crash it is a leftover.
+An epoch exists once its log does. A log is made as `.<epoch>.jsonl` and a session's directory under a name that
+begins with a dot; after a crash such a name is a leftover.
 """
 
 import fcntl
@@ -41,6 +41,11 @@ class Entry(NamedTuple):
 def log_path(directory: Path, epoch: int) -> Path:
     """Return the log of an epoch."""
     return directory / f"{epoch}.jsonl"
+
+
+def draft_path(directory: Path, epoch: int) -> Path:
+    """Return where the log of an epoch is made before it gets its name."""
+    return directory / f".{epoch}.jsonl"
 
 
 def baseline_path(directory: Path, epoch: int) -> Path:

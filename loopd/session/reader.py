@@ -117,6 +117,15 @@ def read_records(
             yield from batch
 
 
+def epochs(home: Home, session_id: str) -> list[int]:
+    """Return the epochs that a session has, oldest first.
+
+    Raises:
+        SessionError: as `read_records`.
+    """
+    return files.epochs(session_id, _directory(home, session_id))
+
+
 def usages(home: Home, session_id: str) -> list[tuple[int, int, Usage]]:
     """Return `(epoch, line, usage)` of all epochs in log order, for `loopd.proto.usage.rows`.
 
@@ -147,17 +156,26 @@ def verify(home: Home, session_id: str) -> Verdict:
         UsageError: no session id.
     """
     directory = _directory(home, session_id)
-    epochs = files.epochs(session_id, directory)
+    there = files.epochs(session_id, directory)
     faults: list[SessionRefused] = []
     lines = size_bytes = 0
     open_turn = False
-    for epoch in epochs:
+    for epoch in there:
         fault, log, good_bytes = settled_epoch(session_id, directory, epoch)
         faults += [fault] if fault else []
         lines += log.whole_line
         size_bytes += good_bytes
         open_turn = log.open_turn is not None
-    return Verdict(session_id, len(epochs), lines, size_bytes, open_turn, tuple(faults))
+    return Verdict(session_id, len(there), lines, size_bytes, open_turn, tuple(faults))
+
+
+def fault_of(home: Home, session_id: str, epoch: int) -> SessionRefused | None:
+    """Return what is wrong with one epoch, None where nothing is.
+
+    Raises:
+        SessionError: as `verify`.
+    """
+    return settled_epoch(session_id, _directory(home, session_id), epoch)[0]
 
 
 def settled_epoch(session_id: str, directory: Path, epoch: int) -> tuple[SessionRefused | None, Log, int]:

@@ -114,6 +114,7 @@ def fork(
         parent=Parent(id=source, epoch=epoch, line=shared.line, baseline=shared.foreign(sha256(data))),
         next_call=shared.start.next_call,
         keys=shared.start.keys,
+        summary=shared.start.summary,
     )
     copy = _pieces(source, files.log_path(directory, epoch), shared.begin, shared.end)
     os.close(make(home, target, data, chain([encode_record(start)], copy)))

@@ -6,6 +6,7 @@ every later one's: the append-only property, on which the model server's prompt 
 
 What a record adds:
 
+    session_start  of a later epoch: the summary, as a user message that asks for it and the answer
     user           {role: user}; before the first one's text the system prompt, where the baseline's form says so
     assistant      {role: assistant}: text, reasoning (where it is sent back), tool calls
     tool_result    {role: tool}
@@ -16,12 +17,12 @@ have their keys in that order.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from loopd.errors import ReplayViolation
-from loopd.proto.canonical import canonical, object_text
+from loopd.proto.canonical import canonical, object_text, sha256
 from loopd.proto.records import Assistant, Record, SessionStart, ToolCall, ToolResult, Usage, User
 from loopd.session.baseline import Baseline
 
@@ -73,8 +74,8 @@ class Replay:
             self._append(_tool(record))
         elif isinstance(record, Usage):
             self._check(record)
-        elif isinstance(record, SessionStart) and record.parent and record.parent.baseline:
-            self._foreign_lines = record.parent.line
+        elif isinstance(record, SessionStart):
+            self._start(record)
 
     def preview(self, text: str) -> list[bytes]:
         """Return the messages that a user's text would add; nothing changes."""
@@ -101,6 +102,14 @@ class Replay:
         self._hash.update(message)
         self._hash.update(b"\n")
         self._size += len(message) + 1
+
+    def _start(self, start: SessionStart) -> None:
+        if start.parent and start.parent.baseline:
+            self._foreign_lines = start.parent.line
+        if start.summary:
+            self._append(self._user(start.summary.request))
+            self._append(b'{"content":%b,"role":"assistant"}' % canonical(start.summary.text))
+            self._prefix = ""
 
     def _check(self, usage: Usage) -> None:
         """Compare what was sent, as recorded, with what this replay holds up to the answer."""
@@ -141,6 +150,12 @@ def replay(baseline: Baseline, records: Iterable[Record]) -> list[bytes]:
     for record in records:
         state.add(record)
     return state.messages
+
+
+def request_of(messages: Sequence[bytes]) -> Request:
+    """Return the request of these messages, e.g. of the first ones of a longer history."""
+    data = serialisation(messages)
+    return Request([*messages], len(data), sha256(data))
 
 
 def serialisation(messages: Iterable[bytes]) -> bytes:

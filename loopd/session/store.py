@@ -9,7 +9,6 @@ Everything here blocks: an event loop calls it in a thread. Different sessions s
 
 import os
 import shutil
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
@@ -20,11 +19,24 @@ from loopd.config import LoopTable
 from loopd.errors import EncodeError, SessionExists, SessionIoError, SessionReadOnly
 from loopd.home import Home
 from loopd.proto.ids import check_session_id
-from loopd.proto.records import FORMAT_VERSION, Record, SessionStart, Usage, decode_record, encode_record
+from loopd.proto.records import (
+    FORMAT_VERSION,
+    KEPT_KEYS,
+    Parent,
+    Record,
+    SessionStart,
+    Summary,
+    TurnEnd,
+    Usage,
+    User,
+    encode_record,
+)
 from loopd.session import files
 from loopd.session.baseline import Baseline
+from loopd.session.epoch import Epoch, settle
+from loopd.session.epoch import make as make_epoch
 from loopd.session.log import Log, LogFault, OpenTurn
-from loopd.session.replay import Replay, Request
+from loopd.session.replay import Request
 
 
 def dir_for(home: Home, session_id: str) -> Path:
@@ -37,26 +49,19 @@ def dir_for(home: Home, session_id: str) -> Path:
 
 
 class Session:
-    """An open session. Made by `create` or `open`; one thread at a time may append."""
+    """An open session. Made by `create` or `open`; one thread at a time may append or begin an epoch."""
 
     def __init__(self, session_id: str, directory: Path, lock: int, limits: LoopTable) -> None:
         """Load the newest epoch from `directory`, whose lock the descriptor `lock` holds."""
         self._id = session_id
+        self._directory = directory
         self._lock = lock
         self._limits = limits
         self._unwritable = ""
-        epoch = files.epochs(session_id, directory)[-1]
-        self._path = files.log_path(directory, epoch)
-        self._log = Log(epoch)
-        self._offsets = array("Q", [0])
-        with files.io(session_id, self._path, "open"):
-            self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            self._settle(directory)
-            self._load(directory)
-        except BaseException:
-            os.close(self._file)
-            raise
+        self._closed_epochs: list[int] = []
+        numbers = files.epochs(session_id, directory)
+        settle(session_id, directory, numbers)
+        self._at = Epoch.open(session_id, directory, numbers[-1])
 
     @classmethod
     def create(
@@ -126,52 +131,52 @@ class Session:
     @property
     def epoch(self) -> int:
         """The epoch that is open, the newest."""
-        return self._log.epoch
+        return self._at.log.epoch
 
     @property
     def baseline(self) -> Baseline:
         """What every request of this epoch holds."""
-        return self._baseline
+        return self._at.baseline
 
     @property
     def start(self) -> SessionStart:
         """Line 1."""
-        return self._start
+        return self._at.start
 
     @property
     def lines(self) -> int:
         """How many records there are; a reader in another thread sees one once it is whole."""
-        return len(self._offsets) - 1
+        return len(self._at.offsets) - 1
 
     @property
     def size_bytes(self) -> int:
         """The log's length."""
-        return self._offsets[-1]
+        return self._at.offsets[-1]
 
     @property
     def next_call(self) -> int:
         """The number of the next call to get a result."""
-        return self._log.next_call
+        return self._at.log.next_call
 
     @property
     def last_usage(self) -> Usage | None:
         """The last usage with numbers on this line of history."""
-        return self._log.last_usage
+        return self._at.log.last_usage
 
     @property
     def title(self) -> str:
         """The beginning of the first user text."""
-        return self._log.title
+        return self._at.log.title
 
     @property
     def keys(self) -> Mapping[str, int]:
         """Idempotency key -> line of its user record; 0 for one of an earlier epoch."""
-        return MappingProxyType(self._log.keys)
+        return MappingProxyType(self._at.log.keys)
 
     @property
     def open_turn(self) -> OpenTurn | None:
         """The turn that has no end yet."""
-        return self._log.open_turn
+        return self._at.log.open_turn
 
     @property
     def read_only(self) -> bool:
@@ -188,27 +193,99 @@ class Session:
             SessionReadOnly: an earlier failure left the file's end uncertain, or the session is closed.
             EncodeError: the records are no batch that may follow, too large, or not UTF-8. Nothing was written.
         """
-        if self._unwritable:
-            raise SessionReadOnly(self._id, self._unwritable, hint="the next message reopens the session")
+        self._check_writable()
+        at = self._at
         extended, lines = self._encode(records)
         self._write(b"".join(lines))
         self._sync()
-        self._log.adopt(extended)
+        at.log.adopt(extended)
         for record, line in zip(records, lines, strict=True):
-            self._replay.add(record)
-            self._offsets.append(self._offsets[-1] + len(line))
+            at.replay.add(record)
+            at.offsets.append(at.offsets[-1] + len(line))
 
-    def records(self, start: int = 1, stop: int | None = None) -> Iterator[tuple[int, Record]]:
+    def begin_epoch(self, summary: Summary, usage: Usage) -> None:
+        """Close the epoch and go on in the next, which begins with a summary of what was said so far.
+
+        The baseline is the same file once more. The new log is one line; it is made under another name and gets its
+        own when it is whole, so that a crash at any point leaves the old epoch or the new one. When it returns, the
+        new epoch survives a power cut. The old one is not touched.
+
+        Args:
+            summary: what the new epoch's requests begin with.
+            usage: of the request that made it.
+
+        Raises:
+            SessionIoError: the disk did not take it; the old epoch goes on, or, where the new one may be there
+                already, the session is read-only and its next opening tells.
+            SessionReadOnly: as `append`.
+            EncodeError: a turn is open, or the line would be too large. Nothing was written.
+        """
+        self._check_writable()
+        at, directory = self._at, self._directory
+        if at.log.open_turn is not None:
+            raise EncodeError(self._id, f"{at.path}: an epoch ends between two turns, and one is open")
+        start = SessionStart(
+            at=now(),
+            version=FORMAT_VERSION,
+            epoch=self.epoch + 1,
+            slot=usage.slot,
+            baseline=at.start.baseline,
+            owner_uid=at.start.owner_uid,
+            parent=Parent(id=self._id, epoch=self.epoch, line=self.lines),
+            next_call=self.next_call,
+            keys=tuple(at.log.keys)[-KEPT_KEYS:],
+            summary=summary,
+            summary_usage=usage,
+        )
+        line = self._encode_lines([start])[0]
+        baseline = files.baseline_bytes(self._id, directory, at.start)
+        make_epoch(self._id, directory, start.epoch, baseline, line)
+        self._unwritable = f"the epoch {start.epoch} of the session {self._id} was begun and could not be opened"
+        with files.io(self._id, directory, "sync"):
+            files.sync_directory(directory)
+        self._at = Epoch.open(self._id, directory, start.epoch)
+        self._closed_epochs.append(at.file)
+        self._unwritable = ""
+
+    def records(
+        self, start: int = 1, stop: int | None = None, epoch: int | None = None
+    ) -> Iterator[tuple[int, Record]]:
         """Read the records of lines `start` up to, not including, `stop` back from disk, each with its line.
+
+        Args:
+            start: 1-based line.
+            stop: None for the present end.
+            epoch: None for the newest. An earlier one is read from its beginning.
 
         Raises:
             SessionIoError: the disk could not be read, or the session is closed.
+            TornLog: a line of an earlier epoch is bad.
         """
-        for line in range(start, min(stop or self.lines + 1, self.lines + 1)):
-            begin, end = self._offsets[line - 1], self._offsets[line]
-            with files.io(self._id, self._path, "read"):
-                data = os.pread(self._file, end - begin, begin)
-            yield line, decode_record(data)
+        at = self._at
+        if epoch is not None and epoch != at.log.epoch:
+            for entry in files.scan(self._id, files.log_path(self._directory, epoch), Log(epoch)):
+                if start <= entry.line < (stop or entry.line + 1):
+                    yield entry.line, entry.record
+            return
+        yield from at.records(self._id, start, stop)
+
+    def earlier_turn(self, key: str) -> list[tuple[int, int, Record]]:
+        """Return `(epoch, line, record)` of the turn that had this key in an earlier epoch.
+
+        It is empty where no earlier epoch of this session has it: a fork has its parent's keys, not its epochs.
+
+        Raises:
+            SessionIoError: the disk could not be read.
+            TornLog: a line of an earlier epoch is bad.
+        """
+        for epoch in reversed(files.epochs(self._id, self._directory)):
+            turn: list[tuple[int, int, Record]] = []
+            for line, record in self.records(epoch=epoch) if epoch < self.epoch else ():
+                if turn or (isinstance(record, User) and record.key == key):
+                    turn.append((epoch, line, record))
+                if turn and isinstance(record, TurnEnd):
+                    return turn
+        return []
 
     def request(self, text: str | None) -> Request:
         """Return the request that follows the log: with a new user text, or, in an open turn, without.
@@ -216,84 +293,73 @@ class Session:
         Raises:
             ReplayViolation: the last recorded request is no prefix of this one; it must not be sent (SPEC 2.3).
         """
-        return self._replay.request(text)
+        return self._at.replay.request(text)
 
     def close(self) -> None:
         """Give the session up; closing twice is no error. Nothing needs to be written."""
         if self._lock < 0:
             return
         self._unwritable = f"the session {self._id} is closed"
-        os.close(self._file)
-        os.close(self._lock)
-        self._file = self._lock = -1
+        for descriptor in (*self._closed_epochs, self._at.file, self._lock):
+            os.close(descriptor)
+        self._closed_epochs.clear()
+        self._at.file = self._lock = -1
 
-    def _settle(self, directory: Path) -> None:
-        """Remove what a crash left of an epoch that never began, and sync what is going to be read."""
-        kept = {files.baseline_path(directory, epoch) for epoch in files.epochs(self._id, directory)}
-        with files.io(self._id, directory, "clean up"):
-            for orphan in set(directory.glob("*.baseline.json")) - kept:
-                orphan.unlink()
-        with files.io(self._id, self._path, "sync"):
-            os.fdatasync(self._file)
-            files.sync_directory(directory)
-            files.sync_directory(directory.parent)
-
-    def _load(self, directory: Path) -> None:
-        for entry in files.scan(self._id, self._path, self._log):
-            if isinstance(entry.record, SessionStart):
-                self._start = entry.record
-                self._baseline = files.read_baseline(self._id, directory, entry.record)
-                self._replay = Replay(self._baseline)
-            self._replay.add(entry.record)
-            self._offsets.append(entry.offset + entry.length)
+    def _check_writable(self) -> None:
+        if self._unwritable:
+            raise SessionReadOnly(self._id, self._unwritable, hint="the next message reopens the session")
 
     def _encode(self, records: Sequence[Record]) -> tuple[Log, list[bytes]]:
         try:
-            extended = self._log.extended(records)
-            lines = [encode_record(record) for record in records]
+            extended = self._at.log.extended(records)
         except LogFault as fault:
-            raise EncodeError(self._id, f"{self._path}: cannot append: {fault.why}") from None
+            raise EncodeError(self._id, f"{self._at.path}: cannot append: {fault.why}") from None
+        return extended, self._encode_lines(records)
+
+    def _encode_lines(self, records: Sequence[Record]) -> list[bytes]:
+        try:
+            lines = [encode_record(record) for record in records]
         except ValueError as error:
-            raise EncodeError(self._id, f"{self._path}: cannot append: {error}") from error
-        longest = max(map(len, lines))
-        if longest > self._limits.max_record_bytes:
+            raise EncodeError(self._id, f"{self._at.path}: cannot append: {error}") from error
+        longest, most = max(map(len, lines)), self._limits.max_record_bytes
+        if longest > most:
             raise EncodeError(
                 self._id,
-                f"{self._path}: a record of {longest} bytes is over max_record_bytes = {self._limits.max_record_bytes}",
+                f"{self._at.path}: a record of {longest} bytes is over max_record_bytes = {most}",
                 hint="raise max_record_bytes in [loop]",
             )
-        return extended, lines
+        return lines
 
     def _write(self, data: bytes) -> None:
         try:
-            written = os.write(self._file, data)
+            written = os.write(self._at.file, data)
         except OSError as error:
             self._cut_back()
-            raise SessionIoError(self._id, self._path, "write", error) from error
+            raise SessionIoError(self._id, self._at.path, "write", error) from error
         if written != len(data):
             self._cut_back()
             short = OSError(f"only {written} of {len(data)} bytes were taken")
-            raise SessionIoError(self._id, self._path, "write", short)
+            raise SessionIoError(self._id, self._at.path, "write", short)
 
     def _cut_back(self) -> None:
         """Take the file back to what is in memory after a write that failed; read-only where that fails too."""
         try:
-            os.ftruncate(self._file, self.size_bytes)
-            os.fdatasync(self._file)
+            os.ftruncate(self._at.file, self.size_bytes)
+            os.fdatasync(self._at.file)
         except OSError as error:
-            self._unwritable = f"cannot undo a failed write of {self._path}: {error.strerror or error}"
+            self._unwritable = f"cannot undo a failed write of {self._at.path}: {error.strerror or error}"
 
     def _sync(self) -> None:
         """Sync once: after a failure the kernel may have dropped the data and forgotten, so it is never retried."""
         try:
-            os.fdatasync(self._file)
+            os.fdatasync(self._at.file)
         except OSError as error:
-            self._unwritable = f"a sync of {self._path} failed: {error.strerror or error}"
+            self._unwritable = f"a sync of {self._at.path} failed: {error.strerror or error}"
             try:
-                os.ftruncate(self._file, self.size_bytes)
+                os.ftruncate(self._at.file, self.size_bytes)
             except OSError as second:
                 self._unwritable += f", and it cannot be cut back: {second.strerror or second}"
-            raise SessionIoError(self._id, self._path, "sync", error) from error
+            raise SessionIoError(self._id, self._at.path, "sync", error) from error
 
 
 def make(home: Home, session_id: str, baseline: bytes, log: Iterable[bytes]) -> int:

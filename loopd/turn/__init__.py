@@ -1,1 +1,1 @@
-"""Turns: limits as pure functions, and the loop that goes from what was said to the end of the turn (SPEC 5)."""
+"""Turns: limits as pure functions, the loop that goes from what was said to its end, and compaction (SPEC 5)."""

@@ -13,6 +13,7 @@ from loopd.proto.records import FORMAT_VERSION
 from loopd.session.baseline import Baseline
 from loopd.session.store import Session
 from loopd.tools.registry import Registry
+from loopd.turn.compact import Compaction
 from loopd.turn.loop import Turn
 from loopd.turn.parts import Emit, Parts
 
@@ -58,7 +59,15 @@ class Engine:
             )
 
     async def run_turn(self, session: Session, text: str, key: str, emit: Emit) -> TurnEndFrame:
-        """Run one turn to its end; cancelling the task cancels the turn, whose end is returned all the same."""
+        """Run one turn to its end; cancelling the task cancels the turn, whose end is returned all the same.
+
+        With `[loop] auto_compact`, a turn for which the context has hardly room begins in a new epoch.
+
+        Raises:
+            CancelledError: it was cancelled while the summary was written.
+        """
+        if self.parts.config.loop.auto_compact:
+            await Compaction(self.parts, session, emit).make_room(text)
         return await Turn(self.parts, session, emit).run(text, key)
 
     async def recover(self, session: Session, emit: Emit) -> None:
@@ -68,6 +77,22 @@ class Engine:
             SessionError: the records cannot be written.
         """
         await Turn(self.parts, session, emit).recover()
+
+    async def estimate(self, session: Session) -> dict[str, Any]:
+        """Return what a compaction would cost.
+
+        Raises:
+            LoopdError: as `Compaction.estimate`.
+        """
+        return await Compaction(self.parts, session, lambda _frame: None).estimate()
+
+    async def compact(self, session: Session, emit: Emit, *, uid: int, pid: int) -> dict[str, Any]:
+        """Go on in the next epoch, from a summary; cancelling the task leaves the epoch as it is.
+
+        Raises:
+            LoopdError: as `Compaction.run_to_next_epoch`.
+        """
+        return await Compaction(self.parts, session, emit).run_to_next_epoch(uid=uid, pid=pid)
 
     async def audit(self, event: str, **facts: Any) -> None:  # noqa: ANN401 - any JSON value
         """Write one audit record, durable on return.
@@ -89,9 +114,15 @@ class Engine:
             model |= {"state": "up", **check.describe()}
         return {
             "model": model,
-            "slots": parts.pool.describe(),
+            "slots": parts.keeper.slots(),
+            "cache": parts.tally.describe(),
+            "states": parts.keeper.describe(),
             "audit": {"state": "ok"} if parts.audit_log else {"state": "read-only", "reason": parts.audit_fault},
         }
+
+    async def forget(self, session_id: str) -> None:
+        """Remove the saved states of a session that is deleted."""
+        await self.parts.keeper.forget(session_id)
 
     def tools(self) -> list[dict[str, Any]]:
         """Return the ports with their states and tools."""

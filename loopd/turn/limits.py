@@ -14,6 +14,9 @@ from loopd.proto.records import TurnEndReason, Usage
 TEMPLATE_TOKENS = 512
 """What a chat template may add to a request: its marks, and the instructions before the tool definitions."""
 
+NEARLY_FULL = 0.8
+"""The part of the context behind which the next turn begins with a summary, where that is wanted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stop:
@@ -118,6 +121,23 @@ def surely_fits(last: Usage | None, new_bytes: int, context_tokens: int) -> bool
             return False
         known = last.prompt_tokens + last.completion_tokens
     return known + new_bytes + TEMPLATE_TOKENS < context_tokens
+
+
+def nearly_full(last: Usage | None, context_tokens: int) -> bool:
+    """Tell whether what is left of the context should be kept for a summary.
+
+    Args:
+        last: the last recorded usage with numbers in this epoch; None where there is none.
+        context_tokens: of one slot.
+    """
+    if last is None or last.prompt_tokens is None or last.completion_tokens is None:
+        return False
+    return last.prompt_tokens + last.completion_tokens >= NEARLY_FULL * context_tokens
+
+
+def summary_tokens(table: LoopTable, context_tokens: int | None) -> int:
+    """Return how many tokens a summary may have: it must leave most of the context to what comes."""
+    return min(table.max_summary_tokens, max(1, (context_tokens or table.max_summary_tokens * 8) // 8))
 
 
 def context_stop(prompt_tokens: int, context_tokens: int) -> Stop | None:

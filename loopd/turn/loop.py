@@ -8,7 +8,7 @@ the template accepts a user message.
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from loopd.clock import monotonic_s, now
@@ -34,6 +34,7 @@ from loopd.session.store import Session
 from loopd.tools.call import Call, Prepared
 from loopd.tools.port import Outcome
 from loopd.tools.text import clean
+from loopd.turn.history import history_of
 from loopd.turn.limits import Stop, TurnLimits, answer_cut, context_stop, surely_fits
 from loopd.turn.parts import Emit, Parts, uninterrupted
 
@@ -42,8 +43,8 @@ log = logging.getLogger("loopd.turn")
 _UNKNOWN_OUTCOME = "The outcome of this call is unknown: loopd stopped while it ran. It was not run again."
 
 
-class _Ended(Exception):
-    """The turn's way out of its steps: why it is over, and the facts for a person. Not an error."""
+class Ended(Exception):
+    """A turn's way out of its steps: why it is over, and the facts for a person. Not an error."""
 
     def __init__(self, reason: TurnEndReason, *, code: str | None = None, message: str = "", hint: str = "") -> None:
         super().__init__(reason)
@@ -51,11 +52,13 @@ class _Ended(Exception):
         self.code, self.message, self.hint = code, message, hint
 
     @classmethod
-    def by_limit(cls, stop: Stop) -> "_Ended":
+    def by_limit(cls, stop: Stop) -> "Ended":
+        """Return the end that a limit demands."""
         return cls(stop.reason, code=stop.reason, message=stop.message)
 
     @classmethod
-    def by_error(cls, error: LoopdError) -> "_Ended":
+    def by_error(cls, error: LoopdError) -> "Ended":
+        """Return the end that an error demands."""
         reason: TurnEndReason = "interrupted"
         if isinstance(error, ContextOverflow):
             reason = "context_full"
@@ -84,20 +87,20 @@ class Turn:
         """
         began_s = monotonic_s()
         try:
-            ended = await self._steps(User(at=now(), text=_sound(text), key=key))
+            ended = await self._steps(User(at=now(), text=sound(text), key=key))
         except asyncio.CancelledError:
             _absorb_cancel()
-            ended = _Ended("cancelled")
-        except _Ended as by_limit:
+            ended = Ended("cancelled")
+        except Ended as by_limit:
             ended = by_limit
         except LoopdError as error:
-            ended = _Ended.by_error(error)
+            ended = Ended.by_error(error)
         try:
             await uninterrupted(self._close(ended.reason, _not_run(ended)))
         except asyncio.CancelledError:
             _absorb_cancel()
         except SessionError as error:
-            ended = _Ended.by_error(error)
+            ended = Ended.by_error(error)
         recorded = key in self._session.keys
         self._summarise(ended, monotonic_s() - began_s)
         return TurnEndFrame(
@@ -121,21 +124,21 @@ class Turn:
 
     # --- steps --------------------------------------------------------------------------------------------------
 
-    async def _steps(self, user: User) -> _Ended:
+    async def _steps(self, user: User) -> Ended:
         """Ask and run tools until an answer calls none; return how the turn ended, its end recorded."""
         await self._model_ready()
         asked: User | None = user
         form = self._session.baseline.arguments
         while True:
             if stop := self._limits.step(monotonic_s()):
-                raise _Ended.by_limit(stop)
+                raise Ended.by_limit(stop)
             completion, usage = await self._request(asked.text if asked else None)
             answer = Assistant(
                 at=now(),
-                text=_sound(completion.text),
-                reasoning=_sound(completion.reasoning),
+                text=sound(completion.text),
+                reasoning=sound(completion.reasoning),
                 tool_calls=tuple(
-                    tool_call(_sound(call.id), _sound(call.name), _sound(call.arguments), form)
+                    tool_call(sound(call.id), sound(call.name), sound(call.arguments), form)
                     for call in completion.tool_calls
                 ),
                 finish_reason=completion.finish_reason,
@@ -148,16 +151,16 @@ class Turn:
                 batch.append(TurnEnd(at=now(), reason=ended.reason))
             await self._append(*batch)
             self._usages.append(usage)
-            self._emit(_usage_frame(self._session.id, usage))
+            self._emit(usage_frame(self._session.id, usage))
             if ended:
                 return ended
             await self._run_calls()
 
-    def _ended_by(self, completion: Completion) -> _Ended | None:
+    def _ended_by(self, completion: Completion) -> Ended | None:
         """Return how this answer ends the turn; None if it calls tools that are to be run."""
         if completion.finish_reason == "length":
-            return _Ended.by_limit(answer_cut(self._parts.config.loop, completion.reported.completion_tokens))
-        return None if completion.tool_calls else _Ended("completed")
+            return Ended.by_limit(answer_cut(self._parts.config.loop, completion.reported.completion_tokens))
+        return None if completion.tool_calls else Ended("completed")
 
     async def _model_ready(self) -> None:
         """Wait until the server has its model, and hold it against the baseline.
@@ -177,27 +180,29 @@ class Turn:
 
     async def _request(self, text: str | None) -> tuple[Completion, Usage]:
         """Send one request; return the finished answer and its account. Nothing is recorded yet."""
-        parts, session = self._parts, self._session
-        request = session.request(text)
+        request = self._session.request(text)
         await self._check_room(request)
-        before = session.last_usage
-        prefer = before.slot if before else session.start.slot
+        return await self._ask(request, self._session.last_usage, self._parts.config.loop.max_completion_tokens)
+
+    async def _ask(self, request: Request, before: Usage | None, max_tokens: int) -> tuple[Completion, Usage]:
+        """Send a request; `before` is the one that it extends, whose tokens should be cached."""
+        parts, session = self._parts, self._session
+        history = await asyncio.to_thread(history_of, session)
         async with AsyncExitStack() as held:
             with self._waiting():
-                hold = parts.pool.hold(session.id, prefer=prefer, on_place=self._on_place)
-                slot = await held.enter_async_context(hold)
-            condition = await parts.pool.look(slot, session.id, _left_by(before))
+                hold = parts.keeper.hold(history, on_place=self._on_place)
+                slot, condition = await held.enter_async_context(hold)
             async with self._in_time():
-                completion = await parts.client.complete(self._asked(request, slot), self._on_event)
-        return completion, await self._account(request, completion, slot, condition)
+                completion = await parts.client.complete(self._asked(request, slot, max_tokens), self._on_event)
+        return completion, await self._account(request, before, completion, slot, condition)
 
-    def _asked(self, request: Request, slot: int | None) -> CompletionRequest:
+    def _asked(self, request: Request, slot: int | None, max_tokens: int) -> CompletionRequest:
         config, baseline = self._parts.config, self._session.baseline
         return CompletionRequest(
             messages=request.messages,
             tools=baseline.tools_json,
             slot=slot,
-            max_tokens=config.loop.max_completion_tokens,
+            max_tokens=max_tokens,
             sampling=config.model.sampling(),
             template_options=baseline.template.options,
         )
@@ -206,29 +211,39 @@ class Turn:
         """Refuse a step that would not fit before it is sent, with the numbers (SPEC 5).
 
         Raises:
-            _Ended: it would not fit.
+            Ended: it would not fit.
         """
         room = self._parts.watch.context_tokens
         last, baseline = self._session.last_usage, self._session.baseline
         new_bytes = request.request_bytes - (last.request_bytes if last else -len(baseline.tools_json))
         if room is None or surely_fits(last, new_bytes, room):
             return
-        client = self._parts.client
-        prompt = await client.render(request.messages, baseline.tools_json, options=baseline.template.options)
-        if stop := context_stop(len(await client.tokenize(prompt)), room):
-            raise _Ended.by_limit(stop)
+        if stop := context_stop(await self._count(request.messages), room):
+            hint = f"bxctl compact {self._session.id} goes on from a summary; auto_compact in [loop] does so by itself"
+            raise Ended(stop.reason, code=stop.reason, message=stop.message, hint=hint)
+
+    async def _count(self, messages: Sequence[bytes]) -> int:
+        """Return how many tokens a request of these messages has."""
+        client, baseline = self._parts.client, self._session.baseline
+        prompt = await client.render(messages, baseline.tools_json, options=baseline.template.options)
+        return len(await client.tokenize(prompt))
 
     async def _account(
-        self, request: Request, completion: Completion, slot: int | None, condition: SlotCondition
+        self,
+        request: Request,
+        before: Usage | None,
+        completion: Completion,
+        slot: int | None,
+        condition: SlotCondition,
     ) -> Usage:
         """Return the record of the request's tokens: what it should have cost, what it did, and why (SPEC 4.3)."""
         session, reported = self._session, completion.reported
         expected, loss, cause = await account(
-            self._parts.client, session.baseline, session.last_usage, request.messages, reported, condition
+            self._parts.client, session.baseline, before, request.messages, reported, condition
         )
         if cause:
             log.warning("loss session=%s tokens=%s cause=%s evidence=%r", session.id, loss, cause.name, cause.evidence)
-        return usage_record(
+        usage = usage_record(
             reported,
             at=now(),
             expected=expected,
@@ -238,6 +253,9 @@ class Turn:
             request_bytes=request.request_bytes,
             request_sha256=request.request_sha256,
         )
+        self._parts.keeper.account(usage, condition)
+        self._parts.tally.add(usage)
+        return usage
 
     # --- tools --------------------------------------------------------------------------------------------------
 
@@ -245,7 +263,7 @@ class Turn:
         """Run the calls of the last answer, side by side where all only read; record each result, in call order.
 
         Raises:
-            _Ended: a limit was reached; what was allowed before it has its result.
+            Ended: a limit was reached; what was allowed before it has its result.
         """
         turn = self._session.open_turn
         assert turn is not None
@@ -267,7 +285,7 @@ class Turn:
                     await self._call(number, call, what)
                     await self._record(number, call, self._outcomes[number])
         if stop:
-            raise _Ended.by_limit(stop)
+            raise Ended.by_limit(stop)
 
     async def _call(self, number: int, call: ToolCall, what: Call) -> None:
         """Run one call; whatever happens is its outcome. One whose intent cannot be audited is not run (SPEC 7)."""
@@ -336,7 +354,7 @@ class Turn:
             value = record.model_dump(mode="json")
             self._emit(RecordFrame(session=session.id, epoch=session.epoch, line=line, record=value))
 
-    def _summarise(self, ended: _Ended, seconds: float) -> None:
+    def _summarise(self, ended: Ended, seconds: float) -> None:
         log.info(
             "turn session=%s reason=%s requests=%d prompt=%d evaluated=%d loss=%d seconds=%.3f%s",
             self._session.id,
@@ -356,7 +374,7 @@ class Turn:
         """Bound what is awaited by the turn's wall time.
 
         Raises:
-            _Ended: the time was over.
+            Ended: the time was over.
         """
         try:
             async with asyncio.timeout(self._limits.remaining_s(monotonic_s())) as deadline:
@@ -365,7 +383,7 @@ class Turn:
             stop = self._limits.time(monotonic_s())
             if not deadline.expired() or stop is None:
                 raise
-            raise _Ended.by_limit(stop) from None
+            raise Ended.by_limit(stop) from None
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -383,16 +401,17 @@ class Turn:
         session = self._session.id
         match event:
             case TextDelta(text):
-                self._emit(Delta(session=session, text=_sound(text)))
+                self._emit(Delta(session=session, text=sound(text)))
             case ReasoningDelta(text):
-                self._emit(Reasoning(session=session, text=_sound(text)))
+                self._emit(Reasoning(session=session, text=sound(text)))
             case Progress(cached, processed, total):
                 self._emit(Prefill(session=session, cached=cached, processed=processed, total=total))
             case Loading(message):
                 self._emit(Queued(session=session, place=0, reason=message))
 
 
-def _usage_frame(session_id: str, usage: Usage) -> UsageFrame:
+def usage_frame(session_id: str, usage: Usage) -> UsageFrame:
+    """Return what clients are shown of a request's account."""
     prompt, cached = usage.prompt_tokens, usage.cached_tokens
     known = usage.prefill_ms is not None and usage.decode_ms is not None
     return UsageFrame(
@@ -406,19 +425,12 @@ def _usage_frame(session_id: str, usage: Usage) -> UsageFrame:
     )
 
 
-def _left_by(usage: Usage | None) -> int:
-    """Return how many tokens a request left in its slot (SPEC 4.3); 0 where it is not known."""
-    if usage is None or usage.prompt_tokens is None or usage.completion_tokens is None:
-        return 0
-    return usage.prompt_tokens + usage.completion_tokens - 1
-
-
-def _not_run(ended: _Ended) -> str:
+def _not_run(ended: Ended) -> str:
     """Return the result of a call that the end of the turn left without one."""
     return f"Not run to its end: {ended.message or f'the turn was {ended.reason}'}."
 
 
-def _sound(text: str) -> str:
+def sound(text: str) -> str:
     """Return text that a log can hold: lone surrogates and NULs are replaced (SPEC 6)."""
     return clean(text, sys.maxsize).text
 

@@ -10,7 +10,9 @@ from loopd.config import Config
 from loopd.errors import AuditError
 from loopd.home import Home
 from loopd.model.client import ModelClient
+from loopd.model.keeper import StateKeeper
 from loopd.model.slots import SlotPool
+from loopd.model.tally import Tally
 from loopd.model.watch import ModelWatch
 from loopd.proto.frames import ServerFrame
 from loopd.tools.registry import Registry
@@ -32,10 +34,12 @@ class Parts:
     config: Config
     client: ModelClient
     pool: SlotPool
+    keeper: StateKeeper
     watch: ModelWatch
     registry: Registry
     audit_log: AuditLog | None
     audit_fault: str = ""
+    tally: Tally = field(default_factory=Tally)
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def audit(self, event: str, **facts: Any) -> None:  # noqa: ANN401 - any JSON value

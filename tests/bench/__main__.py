@@ -13,12 +13,14 @@ from tests.bench import (
     first_request,
     open_log,
     own_time,
+    situations,
     start,
 )
 from tests.bench.harness import BUILD, Benchmark, show, write
 
 BENCHMARKS: tuple[Benchmark, ...] = (
     cache.run,
+    situations.run,
     first_delta.run,
     append.run,
     open_log.run,

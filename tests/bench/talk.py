@@ -4,6 +4,7 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from tests.bench.harness import seconds
@@ -21,6 +22,7 @@ class Talk:
         self._lines = self._socket.makefile("rb")
         self._session = session
         self._said = 0
+        self._mark = token_hex(8)
         self._send(type="hello", version=1)
         self._send(type="open", session=session, create=True, **{"from": 0})
         self._until("caught_up")
@@ -28,7 +30,7 @@ class Talk:
     def say(self, text: str) -> Iterator[dict[str, Any]]:
         """Say it and yield the frames up to the turn's end."""
         self._said += 1
-        self._send(type="say", session=self._session, text=text, key=f"{id(self)}-{self._said}")
+        self._send(type="say", session=self._session, text=text, key=f"{self._mark}-{self._said}")
         for line in self._lines:
             frame: dict[str, Any] = json.loads(line)
             yield frame

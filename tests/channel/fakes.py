@@ -18,6 +18,7 @@ from loopd.home import Home
 from loopd.proto.frames import (
     PROTOCOL_VERSION,
     ClientFrame,
+    Compacting,
     Delta,
     Hello,
     Open,
@@ -29,11 +30,12 @@ from loopd.proto.frames import (
     UsageFrame,
 )
 from loopd.proto.model_identity import ModelIdentity, TemplateIdentity
-from loopd.proto.records import Assistant, Record, TurnEnd, TurnEndReason, Usage, User
+from loopd.proto.records import Assistant, Record, Summary, TurnEnd, TurnEndReason, Usage, User
 from loopd.session.baseline import Baseline
 from loopd.session.store import Session
 
 PATIENCE_S = 20.0
+QUESTION = "Write a summary."
 BASELINE = Baseline(
     system_prompt="Be brief.",
     tools=({"type": "function", "function": {"name": "find_tool", "parameters": {"type": "object"}}},),
@@ -78,6 +80,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.audited: list[dict[str, Any]] = []
         self.ran: list[str] = []
+        self.forgotten: list[str] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.waiting = asyncio.Semaphore(0)
         self.ended = asyncio.Semaphore(0)
@@ -150,6 +153,44 @@ class FakeEngine:
 
     async def recover(self, session: Session, emit: Emit) -> None:
         await self._append(session, emit, TurnEnd(at=now(), reason="interrupted"))
+
+    async def estimate(self, session: Session) -> dict[str, Any]:
+        if self.failure:
+            raise self.failure
+        return {
+            "session": session.id,
+            "epoch": session.epoch,
+            "prompt_tokens": 5000,
+            "evaluated_tokens": 70,
+            "summary_tokens": 512,
+            "next_prompt_tokens": 800,
+            "context_tokens": 8192,
+            "left_out_messages": 0,
+            "seconds": 6.2,
+        }
+
+    async def compact(self, session: Session, emit: Emit, *, uid: int, pid: int) -> dict[str, Any]:
+        if self.failure:
+            raise self.failure
+        emit(Compacting(session=session.id, epoch=session.epoch + 1))
+        if gate := self.gates.get(QUESTION):
+            self.waiting.release()
+            await gate.wait()
+        summary = Summary(request=QUESTION, text="They said something.")
+        await asyncio.to_thread(session.begin_epoch, summary, usage_record(session, QUESTION))
+        value = session.start.model_dump(mode="json")
+        emit(RecordFrame(session=session.id, epoch=session.epoch, line=1, record=value))
+        return {
+            "session": session.id,
+            "epoch": session.epoch,
+            "summary": summary.text,
+            "cut": False,
+            "left_out_messages": 0,
+            "seconds": 1.5,
+        }
+
+    async def forget(self, session_id: str) -> None:
+        self.forgotten.append(session_id)
 
     async def audit(self, event: str, **facts: Any) -> None:
         self.audited.append({"event": event, **facts})

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from loopd.channel.sessions import Peer, Sessions
+from loopd.channel.live import Peer
+from loopd.channel.sessions import Sessions
 from loopd.config import Config, parse_config
 from loopd.errors import AuditError, NotPermitted, SessionBusy, SessionNotFound
 from loopd.home import Home
@@ -293,12 +294,6 @@ async def test_a_fork_goes_on_from_its_line(daemon: Daemon) -> None:
     assert texts == ["one", "three"]
 
 
-async def test_compact_is_a_clear_no(daemon: Daemon) -> None:
-    async with daemon.client() as client:
-        await client.open("s")
-        assert (await error_of(client, Compact(session="s"))).code == "not_supported"
-
-
 async def test_an_approval_that_nobody_asked_for_is_refused(daemon: Daemon) -> None:
     async with daemon.client() as client:
         assert (await error_of(client, Approve(session="s", call=1, decision="once"))).code == "frame_invalid"
@@ -330,6 +325,7 @@ async def test_what_is_asked_of_no_session_says_so(daemon: Daemon, frame: Client
         Fork(session="s", to="../x"),
         Delete(session="../x"),
         Cancel(session="../x"),
+        Say(session="../x", text="hello", key="k"),
         Compact(session="../x"),
     ],
 )

@@ -270,9 +270,41 @@ def test_fork_prints_the_new_id(served: Bxctl) -> None:
     assert_error(served("fork", "s", "--to", "t"), 1, "t")
 
 
-def test_delete_removes_and_compact_says_no(served: Bxctl) -> None:
+def test_compact_says_what_it_costs_and_wants_a_yes(served: Bxctl) -> None:
     served("chat", "--session", "s", "--message", "one")
-    assert_error(served("compact", "s"), 1, "cannot compact", "fork s --upto LINE")
+    refused = served("compact", "s")
+    assert_error(refused, 2, "needs a yes", "--yes")
+    assert "70 of 5,000 prompt tokens to evaluate, at most 512 to write, about 6 s" in refused.err
+    assert served("show", "s", "--json").json["records"][-1]["epoch"] == 0
+    done = served("compact", "s", "--yes")
+    assert (done.status, done.out) == (0, "They said something.\n")
+    assert "at most 800 tokens once" in done.err
+    assert "s goes on in epoch 1, after 1.5 s" in done.err
+    assert served("compact", "s", "--yes", "--json").json["epoch"] == 2
+    assert_error(served("compact", "t", "--yes"), 1, "no session t")
+
+
+def test_every_epoch_is_shown_and_exported(served: Bxctl) -> None:
+    served("chat", "--session", "s", "--message", "one")
+    served("compact", "s", "--yes")
+    served("chat", "--session", "s", "--message", "two")
+    records = served("show", "s", "--json").json["records"]
+    assert [record["epoch"] for record in records] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
+    assert [record["epoch"] for record in served("show", "s", "--epoch", "1", "--json").json["records"]] == [1] * 5
+    assert "epoch 1, from s:5\nThey said something." in served("show", "s").out
+    assert served("export", "s").out == (
+        "# Session s\n\n## User\n\none\n\n## Assistant\n\nONE\n\n"
+        "## Summary (epoch 1 begins)\n\nThey said something.\n\n## User\n\ntwo\n\n## Assistant\n\nTWO\n"
+    )
+    newest, oldest = (served("export", "s", *of, "--json").json["messages"] for of in ((), ("--epoch", "0")))
+    assert [message["content"] for message in newest[1:]] == ["Write a summary.", "They said something.", "two", "TWO"]
+    assert [message["content"] for message in oldest[1:]] == ["one", "ONE"]
+    assert_error(served("show", "s", "--epoch", "2"), 1, "no epoch 2")
+    assert "EPOCH" in served("usage", "s").out
+
+
+def test_delete_removes(served: Bxctl) -> None:
+    served("chat", "--session", "s", "--message", "one")
     assert served("delete", "s", "--yes").out == "s was removed\n"
     assert_error(served("show", "s"), 1, "no session s")
 

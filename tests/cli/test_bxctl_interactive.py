@@ -18,8 +18,9 @@ from loopd.cli.interactive import Interactive
 from loopd.config import Config
 from loopd.errors import DaemonError, ModelUnavailable
 from loopd.home import Home
-from loopd.proto.frames import Say
+from loopd.proto.frames import Compact, Say
 from tests.channel.fakes import PATIENCE_S, Daemon, FakeEngine, serving
+from tests.channel.test_sessions import talk
 
 ENTER, CTRL_C, CTRL_D = "\r", "\x03", "\x04"
 
@@ -50,6 +51,22 @@ async def chatting(daemon: Daemon, keyboard: PipeInput) -> AsyncIterator[None]:
         tasks.create_task(Interactive(Conversation(daemon.path, "s")).run())
         yield
         keyboard.send_text(CTRL_D)
+
+
+async def test_a_session_that_goes_on_from_a_summary_shows_it_first(
+    daemon: Daemon, keyboard: PipeInput, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with daemon.client() as client:
+        await talk(client, "s", "hello")
+        await client.ask(Compact(session="s"))
+    async with chatting(daemon, keyboard):
+        keyboard.send_text("again" + ENTER)
+        for _ in range(2):
+            await daemon.engine.turn_has_ended()
+    out = capsys.readouterr().out
+    assert "goes on in epoch 1, from this summary:\nThey said something." in out
+    assert out.index("They said something.") < out.index("AGAIN")
+    assert "HELLO" not in out
 
 
 async def test_a_text_is_said_its_answer_and_its_usage_line_shown(

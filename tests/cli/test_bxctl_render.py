@@ -9,8 +9,10 @@ from loopd.cli.render import UsageLine, plain, short, size
 from loopd.cli.view import TurnView
 from loopd.proto.frames import (
     Accepted,
+    Compacting,
     Delta,
     Opened,
+    Prefill,
     Reasoning,
     RecordFrame,
     ServerFrame,
@@ -130,3 +132,29 @@ def test_a_turn_with_thoughts_tools_and_a_loss_is_shown_in_order() -> None:
         "Late.\n"
         "100 prompt · 70 cached · 30 evaluated · loss 30 · 0.2 s\n\n"
     )
+
+
+def on_terminal(*frames: ServerFrame) -> str:
+    out = io.StringIO()
+    view = TurnView(Console(file=out, force_terminal=True, color_system=None, highlight=False, width=120))
+    view.others = False
+    for frame in frames:
+        view.show(frame)
+    view.rest()
+    return out.getvalue()
+
+
+def test_a_summary_is_announced_and_then_shown() -> None:
+    start = {"type": "session_start", "epoch": 1, "summary": {"request": "Sum up.", "text": "They \x1b[31mspoke."}}
+    out = shown(ACCEPTED, Compacting(session="s", epoch=1), RecordFrame(session="s", epoch=1, line=1, record=start))
+    assert "writing a summary" in on_terminal(ACCEPTED, Compacting(session="s", epoch=1))
+    assert out.endswith("the conversation goes on in epoch 1, from this summary:\nThey \\x1b[31mspoke.\n\n")
+
+
+def test_a_long_prefill_has_a_bar_and_a_short_one_has_none() -> None:
+    long = on_terminal(ACCEPTED, Prefill(session="s", cached=100, processed=1100, total=4100))
+    assert "reading 1,100 of 4,100 tokens, 100 cached" in long
+    assert "━━━━━━━" in long
+    short_one = on_terminal(ACCEPTED, Prefill(session="s", cached=4000, processed=4050, total=4100))
+    assert "reading 4,050 of 4,100 tokens, 4,000 cached" in short_one
+    assert "━" not in short_one

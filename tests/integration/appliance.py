@@ -145,8 +145,9 @@ class ServerNumbers:
                 return int(float(line.split()[1]))
         raise AssertionError("the server counts no prompt tokens")
 
-    def prompt_tokens(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> int:
-        """Return how many tokens a request of these messages has."""
-        prompt = self._http.post("/apply-template", json={"messages": messages, "tools": tools}).json()["prompt"]
+    def prompt_tokens(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, open_: bool = True) -> int:
+        """Return how many tokens a request of these messages has; without `open_`, the messages alone."""
+        body = {"messages": messages, "tools": tools, "add_generation_prompt": open_}
+        prompt = self._http.post("/apply-template", json=body).json()["prompt"]
         answer = self._http.post("/tokenize", json={"content": prompt, "add_special": True, "parse_special": True})
         return len(answer.json()["tokens"])

@@ -217,7 +217,9 @@ def test_ctrl_c_in_any_command_leaves_no_trace(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(device.socket))
         silent.listen()
-        with subprocess.Popen([*BXCTL, "status"], env=device.environment, stderr=subprocess.PIPE, text=True) as client:
+        # Whoever started the tests in the background may have had SIGINT ignored.
+        command = ["env", "--default-signal=INT", *BXCTL, "status"]
+        with subprocess.Popen(command, env=device.environment, stderr=subprocess.PIPE, text=True) as client:
             silent.settimeout(PATIENCE_S)
             connection, _ = silent.accept()
             client.send_signal(signal.SIGINT)

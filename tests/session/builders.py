@@ -6,13 +6,24 @@ from typing import Any
 from loopd.config import LoopTable
 from loopd.home import Home
 from loopd.proto.model_identity import ModelIdentity, TemplateIdentity
-from loopd.proto.records import Assistant, Record, ToolCall, ToolResult, TurnEnd, TurnEndReason, Usage, User
+from loopd.proto.records import (
+    Assistant,
+    Record,
+    Summary,
+    ToolCall,
+    ToolResult,
+    TurnEnd,
+    TurnEndReason,
+    Usage,
+    User,
+)
 from loopd.session.baseline import Baseline
 from loopd.session.replay import Request, tool_call
 from loopd.session.store import Session, dir_for
 
 AT = "2026-12-01T14:00:00.000000Z"
 LIMITS = LoopTable()
+QUESTION = "Write a summary."
 CLOCK = tool_call("call_0", "call_tool", '{"name":"clock","arguments":{}}')
 FIND = tool_call("call_1", "find_tool", '{"query":"read the clock"}')
 
@@ -89,8 +100,18 @@ def usage(request: Request, prompt_tokens: int | None = 20, completion_tokens: i
 
 def step(session: Session, text: str | None, *calls: ToolCall, key: str = "", reply: str = "Yes.") -> list[Record]:
     """Return the batch of one finished request."""
-    asked: list[Record] = [user(text, key or f"key-{session.lines}")] if text is not None else []
+    asked: list[Record] = [user(text, key or _key(session))] if text is not None else []
     return [*asked, answer(reply, *calls), usage(session.request(text))]
+
+
+def _key(session: Session) -> str:
+    return f"key-{session.lines}" if session.epoch == 0 else f"key-{session.epoch}-{session.lines}"
+
+
+def compact(session: Session, text: str = "They asked for the time.") -> None:
+    """Go on in the next epoch from a summary."""
+    summary = Summary(request=QUESTION, text=text)
+    session.begin_epoch(summary, usage(session.request(QUESTION), 99, 7))
 
 
 def say(session: Session, text: str = "What time is it?", *, key: str = "") -> None:

@@ -18,8 +18,10 @@ from loopd.session.replay import Request, replay, serialisation, tool_call
 from loopd.session.store import Session
 from tests.session.builders import (
     LIMITS,
+    QUESTION,
     answer,
     closing,
+    compact,
     end,
     make_baseline,
     make_home,
@@ -37,13 +39,14 @@ REASONS = st.sampled_from(["completed", "cancelled", "interrupted", "model_error
 
 
 class Histories(RuleBasedStateMachine):
-    """Any order of turns, steps, tool results, cancels, failures, limits, restarts and forks."""
+    """Any order of turns, steps, tool results, cancels, failures, limits, restarts, epochs and forks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp())
         self.home = make_home(self.directory)
         self.sent: list[bytes] = []
+        self.earlier_keys: set[str] = set()
         self.forks = 0
         self.patches = [mock.patch.object(os, name, return_value=None) for name in ("fsync", "fdatasync")]
         for patch in self.patches:
@@ -93,7 +96,9 @@ class Histories(RuleBasedStateMachine):
 
     def finish(self, text: str | None, reply: str, reasoning: str, calls: tuple[ToolCall, ...], *, ends: bool) -> None:
         request = self.request(text)
-        asked: list[Record] = [] if text is None else [user(text, f"{self.session.id}-{self.session.lines}")]
+        asked: list[Record] = (
+            [] if text is None else [user(text, f"{self.session.id}-{self.session.epoch}-{self.session.lines}")]
+        )
         ending: list[Record] = [end()] if ends and not calls else []
         self.session.append(*asked, answer(reply, *calls, reasoning=reasoning), usage(request), *ending)
         self.sent.append(serialisation(request.messages))
@@ -144,6 +149,14 @@ class Histories(RuleBasedStateMachine):
     def restart(self) -> None:
         self.session = reopen(self.session, self.home)
 
+    @precondition(lambda self: self.is_idle and self.session.lines > 1)
+    @rule(text=TEXT)
+    def go_on_from_a_summary(self, text: str) -> None:
+        self.request(QUESTION)
+        self.earlier_keys |= set(self.session.keys)
+        compact(self.session, text)
+        self.sent = []
+
     @precondition(lambda self: self.session.lines > 1)
     @rule()
     def go_on_in_a_fork(self) -> None:
@@ -158,7 +171,7 @@ class Histories(RuleBasedStateMachine):
         if hasattr(self, "session"):
             records = records_of(self.session)
             assert self.session.request(None).messages == replay(self.session.baseline, records)
-            assert self.session.keys == {
+            assert self.session.keys == dict.fromkeys(self.earlier_keys, 0) | {
                 record.key: line for line, record in enumerate(records, 1) if isinstance(record, User)
             }
 

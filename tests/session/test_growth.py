@@ -1,10 +1,6 @@
-"""What long logs cost: bounded, and measured (SPEC 2.2/10)."""
+"""What long logs cost in memory: bounded (SPEC 2.2/10). What they cost in time is a benchmark."""
 
-import json
-import time
 import tracemalloc
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +11,7 @@ from loopd.session.replay import Replay
 from loopd.session.store import Session
 from tests.session.builders import CLOCK, LIMITS, answer, create, end, log_of, make_baseline, result, say, usage, user
 
-MAX_TIMES_JSON, MAX_TIMES_FILE, MAX_TIMES_LINE = 2.5, 3.0, 4.0
+MAX_TIMES_FILE, MAX_TIMES_LINE = 3.0, 4.0
 
 
 def grow(home: Home, records: int) -> int:
@@ -43,25 +39,6 @@ def open_session(home: Home) -> Session:
     session = Session.open(home, "s1", limits=LIMITS)
     session.close()
     return session
-
-
-def read_as_json(path: Path) -> list[object]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
-
-
-def cpu_s(action: Callable[[], object]) -> float:
-    """Return the processor time of one run: other processes do not count."""
-    before = time.process_time()
-    action()
-    return time.process_time() - before
-
-
-@pytest.mark.usefixtures("no_sync")
-def test_opening_costs_little_more_than_reading_the_lines_as_json(home: Home) -> None:
-    grow(home, 10_000)
-    runs = [(cpu_s(lambda: open_session(home)), cpu_s(lambda: read_as_json(log_of(home)))) for _ in range(5)]
-    opening, reading = (min(times) for times in zip(*runs, strict=True))
-    assert opening <= MAX_TIMES_JSON * reading, f"open {opening:.3f} s, JSON {reading:.3f} s"
 
 
 @pytest.mark.parametrize("records", [1_000, 10_000])

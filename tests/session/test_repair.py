@@ -280,7 +280,7 @@ def test_a_fork_of_a_later_epoch_goes_on_with_its_calls_and_keys(home: Home, ses
     fork(home, "s1", "s2", owner_uid=0)
     with opened(home, "s2") as forked:
         assert (forked.epoch, forked.next_call) == (0, 10)
-        assert forked.keys == {"old": 0, "key-1": 2}
+        assert forked.keys == {"old": 0, "key-1-1": 2}
         assert forked.start.parent is not None
         assert forked.start.parent.epoch == 1
 

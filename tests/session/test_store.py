@@ -398,7 +398,7 @@ def test_a_torn_log_is_refused_with_path_line_offset_and_kind(home: Home, sessio
 
 def test_memory_holds_bytes_and_offsets_only(session: Session) -> None:
     say(session)
-    assert isinstance(vars(session)["_offsets"], array)
+    assert isinstance(vars(session)["_at"].offsets, array)
     assert all(isinstance(message, bytes) for message in session.request(None).messages)
 
 

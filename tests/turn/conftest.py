@@ -13,6 +13,7 @@ from loopd.audit import AuditLog
 from loopd.config import Config
 from loopd.home import Home
 from loopd.model.client import ModelClient
+from loopd.model.keeper import StateKeeper
 from loopd.model.script import Script
 from loopd.model.scripted import ScriptedServer
 from loopd.model.slots import SlotPool
@@ -97,11 +98,12 @@ async def _bench(
         client = ModelClient.from_config(config.model, url)
         stack.push_async_callback(client.close)
         pool = SlotPool(None, client)
+        keeper = StateKeeper(home.slots, client, pool, table=lambda: config.model)
         audit_log = AuditLog.open(home.audit)
         stack.callback(audit_log.close)
         registry = Registry(ports, config.tools)
         stack.push_async_callback(registry.close)
-        parts = Parts(home, config, client, pool, ModelWatch(home, client, pool), registry, audit_log)
+        parts = Parts(home, config, client, pool, keeper, ModelWatch(home, client, pool, keeper), registry, audit_log)
         baseline = await Engine(parts).baseline(print)
         session = Session.create(home, "s", baseline, owner_uid=0, limits=config.loop)
         stack.callback(session.close)
