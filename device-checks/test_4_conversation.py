@@ -58,6 +58,15 @@ def prove_nothing_lost(report: Report, title: str, table: list[dict[str, Any]]) 
             report.notes.append(f"{title}: turn {row['turn']} lost {row['loss']} tokens, {row['cause']}")
 
 
+def prove_losses_explained(report: Report, title: str, rows: list[dict[str, Any]]) -> None:
+    """Fail on every loss but those that SPEC 4.3 and 4.4 allow beside saved states; the report names them."""
+    for row in rows:
+        assert row["loss"] is not None
+        if row["loss"]:
+            report.notes.append(f"{title}: a request lost {row['loss']} tokens, {row['cause']}")
+            assert row["cause"]["name"] in ("state_not_restored", "retokenised"), row["cause"]
+
+
 @pytest.fixture(scope="module")
 def second(device: Device) -> Iterator[Second]:
     """A second instance with the real model."""
@@ -70,7 +79,7 @@ def second(device: Device) -> Iterator[Second]:
 def test_restart_between_turns_loses_nothing(installed: Instance, report: Report) -> None:
     """Four turns with a restart of loopd after the second lose no token, by the model server's own count.
 
-    Seen failing: the model server restarted with it.
+    Seen failing: the model server restarted too, and its saved states deleted.
     """
     print("the installed loopd is restarted once")
     prove_nothing_lost(report, "four turns, loopd restarted after the second", talk(installed, installed.restart))
@@ -79,7 +88,7 @@ def test_restart_between_turns_loses_nothing(installed: Instance, report: Report
 def test_crash_between_turns_loses_nothing(second: Second, report: Report) -> None:
     """Four turns with loopd killed between the second and the third lose no token.
 
-    Seen failing: the model server killed with it.
+    Seen failing: the model server restarted too, and its saved states deleted.
     """
     prove_nothing_lost(report, "four turns, loopd killed after the second", talk(second, second.crash))
 
@@ -87,7 +96,7 @@ def test_crash_between_turns_loses_nothing(second: Second, report: Report) -> No
 def test_change_and_upgrade_between_turns_lose_nothing(second: Second, report: Report) -> None:
     """Four turns with another configuration and another release from the third on lose no token.
 
-    Seen failing: the model server restarted too.
+    Seen failing: the model server restarted too, and its saved states deleted.
     """
 
     def change() -> None:
@@ -111,18 +120,17 @@ def test_key_said_twice_runs_once(second: Second) -> None:
     assert first[-1]["reason"] == again[-1]["reason"]
 
 
-def test_alternating_sessions_explain_every_loss(second: Second) -> None:
-    """Two sessions that take turns in one slot: each loss is attributed to the other, or there is none.
+def test_alternating_sessions_lose_nothing(second: Second, report: Report) -> None:
+    """Two sessions that take turns in one slot lose nothing, unless restoring was measured to be the slower way.
 
-    Seen failing: the model server restarted between the turns.
+    Seen failing: the model server restarted between the turns, and its saved states deleted.
     """
     sessions = (second.session(), second.session())
     for number, text in enumerate(TEXTS[:3]):
         for session in sessions:
             second.say(session, text, f"{session}-{number}")
     for session in sessions:
-        causes = [(row["cause"] or {}).get("name") for row in second.usage(session) if row["loss"]]
-        assert set(causes) <= {"slot_taken"}
+        prove_losses_explained(report, "two sessions in one slot", second.usage(session))
 
 
 def test_dropped_client_comes_back_to_its_turn(second: Second, device: Device) -> None:
@@ -146,7 +154,7 @@ def test_dropped_client_comes_back_to_its_turn(second: Second, device: Device) -
 def test_busy_device_loses_nothing(second: Second, device: Device, report: Report) -> None:
     """With every core of the device busy, four turns still lose no token.
 
-    Seen failing: the model server restarted before the third turn.
+    Seen failing: the model server restarted before the third turn, and its saved states deleted.
     """
     device.out(
         "systemd-run --unit=loopd-checks-load --collect -p RuntimeMaxSec=600 "
