@@ -29,9 +29,9 @@ def second(device: Device) -> Iterator[Second]:
 
 
 def test_model_finds_and_calls_a_tool(second: Second) -> None:
-    """The model looks for a tool, calls it, and gets its answer; then a tool that does not exist gets a result too.
+    """The model looks for a tool and calls it; one that does not exist gives a result too; no step loses a token.
 
-    Seen failing: the clock asked for a zone that there is not.
+    Seen failing: the clock asked for a zone that there is not; a model server that reports no numbers.
     """
     session = second.session()
     second.say(session, "What time is it?", f"{session}-1")
@@ -43,13 +43,4 @@ def test_model_finds_and_calls_a_tool(second: Second) -> None:
     assert "UTC" in results[1]["content"]
     assert "no_such_tool" in results[2]["content"]
     assert [record["reason"] for record in shown if record["type"] == "turn_end"] == ["completed", "completed"]
-
-
-def test_tool_steps_extend_the_request_before(second: Second) -> None:
-    """Requests that follow a tool call lose no token either.
-
-    Seen failing: a model server that reports no numbers.
-    """
-    session = second.session()
-    second.say(session, "What time is it?", f"{session}-1")
-    assert [row["loss"] for row in second.usage(session)] == [0, 0, 0]
+    assert [row["loss"] for row in second.usage(session)] == [0, 0, 0, 0, 0]

@@ -29,4 +29,4 @@ def test_everything_comes_back_after_a_reboot(installed: Instance, device: Devic
     assert len(rows) == len(TEXTS)
     prove_losses_explained(report, "a reboot after the second turn", rows)
     stopped = device.out("journalctl -q -b -1 -o short-monotonic --no-pager | grep -E 'Stopped loopd'")
-    assert stopped.index("Stopped loopd.service") < stopped.index("Stopped loopd-model.service")
+    assert stopped.rindex("Stopped loopd.service") < stopped.rindex("Stopped loopd-model.service")

@@ -21,7 +21,7 @@ def second(device: Device) -> Iterator[Second]:
 def test_saved_conversations_come_back_and_go_on(second: Second, device: Device) -> None:
     """A backup made while loopd serves brings a deleted session back, record for record, and it goes on.
 
-    Seen failing: the end of the file cut off before the restore.
+    Seen failing: the file emptied before the restore.
     """
     session, file = second.session(), "/run/loopd-checks/saved.tar"
     second.say(session, "Hello.", f"{session}-1")

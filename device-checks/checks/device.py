@@ -72,7 +72,7 @@ class Device:
     def reboot(self) -> float:
         """Reboot, wait for the new boot, take the lease again; return the seconds until SSH answered."""
         before, began = self.boot_id(), time.monotonic()
-        self.run("systemd-run --on-active=0.2 systemctl reboot")
+        self.run("systemd-run --on-active=0.2 --timer-property=AccuracySec=100ms systemctl reboot")
         while time.monotonic() - began < _BOOT_TIMEOUT_S:
             self._backend.drop()
             self._lease = None
