@@ -68,7 +68,7 @@ class Report:
             for o in self.outcomes
         )
         facts = "".join(f"<tr><th>{_text(name)}<td>{_text(str(value))}" for name, value in self.facts.items())
-        charts = "".join(f"<h2>{_text(title)}</h2>{_chart(rows)}" for title, rows in self.tables.items())
+        charts = "".join(f"<h2>{_text(title)}</h2>{_drawn(rows)}" for title, rows in self.tables.items())
         return (
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>loopd on {_text(self.device)}</title>'
             "<style>body{font:15px system-ui;margin:2em auto;max-width:70em}table{border-collapse:collapse}"
@@ -77,6 +77,15 @@ class Report:
             f"<h1>loopd on {_text(self.device)}</h1><table>{facts}</table>{charts}"
             f"<h2>Checks</h2><table><tr><th>check<th>claim<th>result<th>s<th>{rows}</table></html>\n"
         )
+
+
+def _drawn(rows: list[dict[str, Any]]) -> str:
+    """Return a chart of a table of tokens, and any other table as it is."""
+    if "prompt" in rows[0]:
+        return _chart(rows)
+    head = "".join(f"<th>{_text(name)}" for name in rows[0])
+    body = "".join("<tr>" + "".join(f"<td>{_text(str(value))}" for value in row.values()) for row in rows)
+    return f"<table><tr>{head}{body}</table>"
 
 
 def _chart(rows: list[dict[str, Any]]) -> str:
