@@ -31,7 +31,7 @@ class ScriptedModel:
         """Be a server that has just started; it plays the steps, and then short answers."""
         self.kill()
         script = self._folder / "script.json"
-        script.write_text(json.dumps({"steps": steps, "default": {"text": "Fine."}}))
+        script.write_text(json.dumps({"steps": steps, "default": {"text": "Fine."}, "context_tokens": 1_000_000}))
         self._process = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", str(_LOOPD), "--home", str(self._folder / "home"),
              "model", "serve", "--script", str(script), "--port", str(self._port)],
