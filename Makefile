@@ -71,7 +71,9 @@ clean:  ## remove .venv and build
 .PHONY: setup-device device-up device-down deploy rollback uninstall verify-device lint-device device-given
 
 NAME ?= virtual
-DEVICE_DEBS := mmdebstrap systemd-container iproute2 openssh-client util-linux
+VIRT ?= nspawn
+QEMU_DEBS := $(if $(filter qemu,$(VIRT))$(POWER_CUT),qemu-system-x86 e2fsprogs)
+DEVICE_DEBS := mmdebstrap systemd-container iproute2 openssh-client util-linux $(QEMU_DEBS)
 DEVICE_PYTHON := .venv/bin/python
 comma := ,
 SSH_CONFIG = $(wildcard build/devices/$(DEVICE)/ssh_config)
@@ -82,13 +84,13 @@ ANSIBLE = cd ansible && ANSIBLE_INVENTORY_UNPARSED_FAILED=true $(if $(SSH_CONFIG
 setup-device: setup  ## the Debian packages that a virtual device and a rollout need
 	@missing=$$(for deb in $(DEVICE_DEBS); do dpkg-query -W -f '$${Status}' $$deb 2>/dev/null | grep -q 'ok installed' || echo $$deb; done); \
 	if [ -n "$$missing" ]; then \
-	  [ "$$(id -u)" = 0 ] || { echo "error: Debian packages are missing: $$(echo $$missing)"; echo "hint: sudo make setup-device"; exit 1; } >&2; \
+	  [ "$$(id -u)" = 0 ] || { echo "error: Debian packages are missing: $$(echo $$missing)"; echo "hint: sudo make setup-device$(if $(QEMU_DEBS), VIRT=qemu)"; exit 1; } >&2; \
 	  echo "setup-device: installing $$(echo $$missing)"; \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing >/dev/null; \
 	fi
 
-device-up: setup-device  ## boot a virtual device (NAME=virtual)
-	@PYTHONPATH=device-checks $(DEVICE_PYTHON) -m virtual up $(NAME)
+device-up: setup-device  ## boot a virtual device (NAME=virtual); VIRT=qemu emulates a whole machine
+	@PYTHONPATH=device-checks $(DEVICE_PYTHON) -m virtual up $(NAME) --virt $(VIRT)
 
 device-down:  ## end it and remove it
 	@PYTHONPATH=device-checks python3 -m virtual down $(NAME)
@@ -109,8 +111,8 @@ lint-device: setup  ## ansible-lint (production profile) and types of the rollou
 device-given:
 	@test -n "$(DEVICE)" || { echo "error: no device given"; echo "hint: add DEVICE=<a host that ssh knows, or virtual>"; exit 2; } >&2
 
-verify-device: setup-device device-given  ## prove DEVICE; DESTRUCTIVE=1 reboots it; last line `verify-device: ok`
+verify-device: setup-device device-given  ## prove DEVICE; DESTRUCTIVE=1 reboots it, POWER_CUT=1 cuts the power; last line `verify-device: ok`
 	@$(DEVICE_PYTHON) -m pytest -c device-checks/pytest.ini device-checks --device=$(DEVICE) \
 	  --junitxml=build/device-checks/$(DEVICE)/junit.xml --results=build/device-checks \
-	  $(if $(DESTRUCTIVE),--destructive) $(CHECKS)
+	  $(if $(DESTRUCTIVE),--destructive) $(if $(POWER_CUT),--power-cut) $(CHECKS)
 	@echo 'verify-device: ok'

@@ -21,6 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("device")
     group.addoption("--device", help="a host that ssh knows, or the name of a virtual device")
     group.addoption("--destructive", action="store_true", help="reboot the device too")
+    group.addoption("--power-cut", action="store_true", help="cut the power of a machine with the device's release")
     group.addoption("--results", type=Path, default=Path("build/device-checks"), help="where the reports go")
 
 
@@ -37,8 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the checks by stage, and leave out what was not asked for."""
     items.sort(key=lambda item: STAGES.index(_stage(item)))
-    if not config.option.destructive:
-        kept = [item for item in items if item.get_closest_marker("destructive") is None]
+    unasked = {name for name in ("destructive", "power_cut") if not config.getoption(name)}
+    kept = [item for item in items if not any(item.get_closest_marker(name) for name in unasked)]
+    if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
 

@@ -26,6 +26,7 @@ from loopd.proto.canonical import canonical, sha256
 MAX_FILE_BYTES = 16 * 1024 * 1024
 
 _NAME = re.compile(r"([1-9]\d{0,8})\.jsonl\Z")
+_BEGINNING = b'{"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class AuditLog:
         self._leave()
         try:
             existing = _files(self._directory)
-            before = self._own or (existing[-1] if existing else None)
+            before = self._own if self._own in existing else existing[-1] if existing else None
             follows = _as_found(before) if before else None
             path = self._create(_number(existing[-1]) + 1 if existing else 1)
         except OSError as error:
@@ -129,6 +130,8 @@ class AuditLog:
         except (ValueError, TypeError) as error:
             raise AuditError(f"cannot audit {event}: {error}") from error
         try:
+            if os.fstat(self._file).st_nlink == 0:
+                raise OSError("somebody has removed it")
             written = os.write(self._file, line)
             if written != len(line):
                 raise OSError(f"only {written} of {len(line)} bytes were taken")
@@ -185,7 +188,10 @@ def _check(path: Path, faults: list[str], torn: list[Path], named: list[tuple[Pa
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
-                torn.append(path)
+                if line.startswith(_BEGINNING[: len(line)]):
+                    torn.append(path)
+                else:
+                    faults.append(f"{path}:{number}: the end is no beginning of a record")
                 break
             why, record = _read(line, number, hashes[-1] if hashes else None)
             if why:

@@ -9,6 +9,7 @@ import hashlib
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -64,6 +65,18 @@ class ModelTable(_Table):
         """Return the sampling values that are set, by their names in the API; the server's own stand for the others."""
         names = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty", "seed")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, value: str) -> str:
+        if value.startswith("http"):
+            try:
+                port = urlsplit(value).port
+            except ValueError as error:
+                raise ValueError(f"a URL ({error})") from error
+            if port == 0:
+                raise ValueError("a URL with a port from 1 to 65535")
+        return value
 
 
 class LoopTable(_Table):

@@ -119,6 +119,22 @@ def test_a_file_that_ends_torn_is_said_named_and_left(tmp_path: Path) -> None:
     assert path.read_bytes() == torn
 
 
+def test_an_end_that_is_no_beginning_of_a_record_is_no_torn_line(tmp_path: Path) -> None:
+    write(tmp_path, "started")
+    (tmp_path / "1.jsonl").write_bytes(b"".join(lines_of(tmp_path, 1)) + b"\x07garbage")
+    assert "no beginning of a record" in faults_of(tmp_path)[0]
+
+
+def test_a_file_that_somebody_removed_takes_no_more_records(tmp_path: Path) -> None:
+    log = AuditLog.open(tmp_path, max_bytes=1_000_000)
+    (tmp_path / "1.jsonl").unlink()
+    with pytest.raises(AuditError, match="removed"):
+        log.append("deleted")
+    log.append("goes on in a new file")
+    assert [it["event"] for it in records_of(tmp_path, 1)] == ["audit_opened", "goes on in a new file"]
+    log.close()
+
+
 def test_an_empty_file_can_be_followed(tmp_path: Path) -> None:
     (tmp_path / "1.jsonl").write_bytes(b"")
     write(tmp_path)

@@ -75,6 +75,8 @@ def test_every_key_refuses_what_is_not_of_its_type_in_one_line(table: str, key: 
         ("[model]\nslots = 1.0", "[model] slots: found 1.0, allowed: input should be a valid integer"),
         ("[model]\nslots = true", "[model] slots: found True, allowed: input should be a valid integer"),
         ('[model]\nurl = "ftp://x"', "[model] url: found 'ftp://x', allowed: "),
+        ('[model]\nurl = "http://[::1"', "[model] url: found 'http://[::1', allowed: a URL"),
+        ('[model]\nurl = "http://a:99999"', "[model] url: found 'http://a:99999', allowed: a URL"),
         ("[model]\ntemperature = -0.1", "[model] temperature: found -0.1, allowed: input should be greater than"),
         ("[model]\nload_timeout_s = nan", "[model] load_timeout_s: found nan, allowed: "),
         ("[model]\nload_timeout_s = inf", "[model] load_timeout_s: found inf, allowed: "),

@@ -86,7 +86,7 @@ class Report:
         facts = "".join(f"<tr><th>{_text(_spaced(name))}<td>{_value(value)}" for name, value in self.facts.items())
         figures = "".join(f"<tr><th>{_text(name)}<td>{value:g} s" for name, value in self.figures.items())
         notes = "".join(f"<p>{_text(note)}" for note in self.notes)
-        charts = "".join(f"<h2>{_text(title)}</h2>{_chart(rows)}{_table(rows)}" for title, rows in self.tables.items())
+        charts = "".join(f"<h2>{_text(title)}</h2>{_drawn(rows)}" for title, rows in self.tables.items())
         return (
             '<!doctype html><html lang="en"><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -94,6 +94,11 @@ class Report:
             f"<h1>loopd on {_text(self.device)}</h1><p>{self.counts}{notes}<table>{facts}{figures}</table>{charts}"
             f'<h2>Checks</h2><table><tr><th>check<th>claim<th>result<th class="n">s{rows}</table></html>\n'
         )
+
+
+def _drawn(rows: list[dict[str, Any]]) -> str:
+    """Return a table, with a chart above it where it is one of tokens."""
+    return (_chart(rows) if "prompt" in rows[0] else "") + _table(rows)
 
 
 def _chart(rows: list[dict[str, Any]]) -> str:

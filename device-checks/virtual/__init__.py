@@ -2,6 +2,7 @@
 
     image       the root file system, made once by mmdebstrap and cached by its inputs
     device      one device: its folder, keys, ssh_config; up, down, who supervises it
+    qemu        how a root boots as a virtual machine under software emulation
     inside      what runs in the device's own namespaces: overlay, network, the boot loop
     proxy       the way in: a relay from SSH into the network namespace
 

@@ -15,21 +15,22 @@ def main() -> int:
     parser.add_argument("verb", choices=("up", "down", "proxy", "own", "inside"))
     parser.add_argument("name")
     parser.add_argument("rest", nargs="*", type=Path)
+    parser.add_argument("--virt", choices=device.VIRTS, default="nspawn", help="a container, or QEMU's emulation")
     given = parser.parse_args()
     try:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", given.name):
             raise DeviceError(f"{given.name!r} is no name for a device", hint="a-z, 0-9 and -, at most 31")
         match given.verb:
             case "up":
-                device.up(given.name)
+                device.up(given.name, given.virt)
             case "down":
                 device.down(given.name)
             case "proxy":
                 return proxy.run(given.name)
             case "own":
-                device.own(given.name, *given.rest)
+                device.own(given.name, given.virt, *given.rest)
             case "inside":
-                return inside.run(given.name, *given.rest)
+                return inside.run(given.name, given.virt, *given.rest)
     except DeviceError as error:
         print(f"error: {error.message}", file=sys.stderr)
         if error.hint:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import secrets
 import shutil
 import signal
@@ -11,20 +12,22 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from virtual import image
+from virtual import image, qemu
 from virtual.errors import DeviceError
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
 ADDRESS = "192.0.2.2"  # documentation range; every device has it, in a network of its own
+VIRTS = ("nspawn", "qemu")
 _CGROUP_PREFIX = "loopd-device-"
-_MIN_MEMORY_BYTES = 1024**3
-_BOOT_TIMEOUT_S = 120.0
+_MIN_MEMORY_BYTES = {"nspawn": 1024**3, "qemu": (qemu.MEMORY_MIB + 512) * 1024**2}
+_BOOT_TIMEOUT_S = {"nspawn": 120.0, "qemu": 600.0}
 _END_TIMEOUT_S = 20.0
 _COMMANDS = {
     "mmdebstrap": "mmdebstrap", "systemd-nspawn": "systemd-container", "ip": "iproute2",
     "nsenter": "util-linux", "unshare": "util-linux", "ssh-keygen": "openssh-client", "ssh": "openssh-client",
 }  # fmt: skip
+_QEMU_COMMANDS = {"qemu-system-x86_64": "qemu-system-x86", "mke2fs": "e2fsprogs", "setpriv": "util-linux"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,33 +63,37 @@ class Device:
         return known["pid"] if _start_time(known["pid"]) == known["start"] else None
 
 
-def up(name: str) -> Device:
+def up(name: str, virt: str) -> Device:
     """Boot a fresh device and return when it answers on SSH; a device that runs is left alone.
+
+    Args:
+        name: what it is called.
+        virt: one of `VIRTS`.
 
     Raises:
         DeviceError: not root, packages or memory missing, or the device does not come up.
     """
     device = Device(name)
-    _preflight()
+    preflight(virt)
     sweep()
     if device.supervisor() is not None:
         print(f"device: {name} is up already")
         return device
-    root = image.ensure(_made(BUILD))
+    root = image.ensure(_made(BUILD), kernel=virt == "qemu")
     began = time.monotonic()
     shutil.rmtree(device.folder, ignore_errors=True)
     _prepare(device)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "device-checks")}
     with (device.folder / "console.log").open("wb") as console:
         process = subprocess.Popen(
-            [sys.executable, "-m", "virtual", "own", name, str(root)],
+            [sys.executable, "-m", "virtual", "own", name, str(root), "--virt", virt],
             stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, start_new_session=True,
             env=environment, cwd="/",
         )  # fmt: skip
     known = {"pid": process.pid, "start": _start_time(process.pid)}
     (device.folder / "supervisor.json").write_text(json.dumps(known))
     try:
-        wait_for_ssh(device, _BOOT_TIMEOUT_S)
+        wait_for_ssh(device, _BOOT_TIMEOUT_S[virt])
     except DeviceError:
         down(name, keep_folder=True)
         raise
@@ -112,7 +119,7 @@ def down(name: str, *, keep_folder: bool = False) -> None:
         time.sleep(0.05)
 
 
-def own(name: str, root: Path) -> None:
+def own(name: str, virt: str, root: Path) -> None:
     """Become the process that owns the device: a control group and namespaces of its own, then the boot loop."""
     device = Device(name)
     for tree in _cgroup_trees():
@@ -122,7 +129,7 @@ def own(name: str, root: Path) -> None:
     os.execvp(
         "unshare",
         ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--",
-         sys.executable, "-m", "virtual", "inside", name, str(root), str(device.folder)],
+         sys.executable, "-m", "virtual", "inside", name, str(root), str(device.folder), "--virt", virt],
     )  # fmt: skip
 
 
@@ -141,6 +148,30 @@ def sweep() -> bool:
             except OSError:
                 clean = False
     return clean
+
+
+def preflight(virt: str) -> None:
+    """Make sure that this machine can carry a device.
+
+    Raises:
+        DeviceError: no Linux, not root, or packages or memory are missing.
+    """
+    if sys.platform != "linux":
+        raise DeviceError(f"a virtual device needs Linux, this is {sys.platform}", hint="use a real device instead")
+    if os.geteuid() != 0:
+        raise DeviceError("a virtual device needs root", hint="run the same command with sudo")
+    if virt == "qemu" and platform.machine() != "x86_64":
+        raise DeviceError(f"VIRT=qemu needs an x86_64 machine, this is {platform.machine()}", hint="make device-up")
+    commands = _COMMANDS | _QEMU_COMMANDS if virt == "qemu" else _COMMANDS
+    missing = sorted({package for command, package in commands.items() if shutil.which(command) is None})
+    if missing:
+        hint = "make setup-device" + (" VIRT=qemu" if virt == "qemu" else "")
+        raise DeviceError(f"Debian packages are missing: {' '.join(missing)}", hint=hint)
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        field, _, value = line.partition(":")
+        wanted = _MIN_MEMORY_BYTES[virt]
+        if field == "MemAvailable" and (free := int(value.split()[0]) * 1024) < wanted:
+            raise DeviceError(f"{free // 2**20} MiB of memory are free, a device needs {wanted // 2**20}")
 
 
 def wait_for_ssh(device: Device, timeout_s: float) -> None:
@@ -191,20 +222,6 @@ def _prepare(device: Device) -> None:
         f"  StrictHostKeyChecking yes\n  PasswordAuthentication no\n  ServerAliveInterval 15\n"
         f"  ProxyCommand {proxy}\n"
     )
-
-
-def _preflight() -> None:
-    if sys.platform != "linux":
-        raise DeviceError(f"a virtual device needs Linux, this is {sys.platform}", hint="use a real device instead")
-    if os.geteuid() != 0:
-        raise DeviceError("a virtual device needs root", hint="sudo make device-up")
-    missing = sorted({package for command, package in _COMMANDS.items() if shutil.which(command) is None})
-    if missing:
-        raise DeviceError(f"Debian packages are missing: {' '.join(missing)}", hint="make setup-device")
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable" and (free := int(value.split()[0]) * 1024) < _MIN_MEMORY_BYTES:
-            raise DeviceError(f"{free // 2**20} MiB of memory are free, a device needs {_MIN_MEMORY_BYTES // 2**20}")
 
 
 def _last_line(text: str) -> str:

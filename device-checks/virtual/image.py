@@ -34,18 +34,33 @@ for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer fstrim.
   ln -sf /dev/null "$1"/etc/systemd/system/"$unit"
 done
 """
+# A root that boots as a machine of its own has a kernel, an initramfs with just the drivers of that machine (the
+# kernel of a cloud image has ext4 built in), and the address that QEMU's user network expects.
+KERNEL_PACKAGES = "linux-image-cloud-amd64,initramfs-tools"
+KERNEL_CUSTOMIZE = """
+set -eu
+echo MODULES=list > "$1"/etc/initramfs-tools/conf.d/device
+printf '%s\\n' virtio_pci virtio_blk virtio_net > "$1"/etc/initramfs-tools/modules
+chroot "$1" update-initramfs -u
+printf '[Match]\\nType=ether\\n[Network]\\nAddress=10.0.2.15/24\\n' > "$1"/etc/systemd/network/device.network
+chroot "$1" systemctl enable systemd-networkd
+"""
+_DISK_BYTES = 4 * 1024**3
 _MIN_FREE_BYTES = 3 * 1024**3
 
 
-def ensure(build: Path) -> Path:
+def ensure(build: Path, *, kernel: bool = False) -> Path:
     """Return the cached root below `build`, making it first where its inputs changed or it is missing.
+
+    Args:
+        build: the folder of everything that is made.
+        kernel: a root that can boot as a virtual machine too.
 
     Raises:
         DeviceError: mmdebstrap failed (its last lines are in the message), or the disk is nearly full.
     """
     sources = _sources()
-    inputs = "\0".join((SUITE, PACKAGES, CUSTOMIZE, *sources))
-    root = build / "image" / hashlib.sha256(inputs.encode()).hexdigest()[:16]
+    root, other = (build / "image" / _name(sources, kernel=wanted) for wanted in (kernel, not kernel))
     if root.exists():
         return root
     for left in root.parent.glob("*.part"):
@@ -56,19 +71,38 @@ def ensure(build: Path) -> Path:
     part = root.with_suffix(".part")
     part.parent.mkdir(parents=True, exist_ok=True)
     print("device: making the image (once; a few minutes from the mirror, less from cached packages)", flush=True)
-    _mmdebstrap(part, build / "image" / "debs", sources)
+    _mmdebstrap(part, build / "image" / "debs", sources, kernel=kernel)
     part.rename(root)
     for old in root.parent.iterdir():
-        if old.is_dir() and old not in (root, root.parent / "debs") and not _in_use(old):
+        if old.is_dir() and old not in (root, other, root.parent / "debs") and not _in_use(old):
             shutil.rmtree(old)
     return root
 
 
-def _mmdebstrap(target: Path, debs: Path, sources: list[str]) -> None:
+def disk_command(root: Path, disk: Path) -> list[str]:
+    """Return the command that makes a disk image with one ext4 file system, holding everything below `root`."""
+    size = f"{_DISK_BYTES // 1024}k"
+    return ["mke2fs", "-q", "-F", "-t", "ext4", "-E", "root_owner=0:0", "-d", str(root), str(disk), size]
+
+
+def boot_files(root: Path) -> tuple[Path, Path]:
+    """Return the kernel and the initramfs of a root made with a kernel."""
+    (kernel,), (initramfs,) = root.glob("boot/vmlinuz-*"), root.glob("boot/initrd.img-*")
+    return kernel, initramfs
+
+
+def _name(sources: list[str], *, kernel: bool) -> str:
+    added = (KERNEL_PACKAGES, KERNEL_CUSTOMIZE) if kernel else ()
+    inputs = "\0".join((SUITE, PACKAGES, CUSTOMIZE, *added, *sources))
+    return hashlib.sha256(inputs.encode()).hexdigest()[:16]
+
+
+def _mmdebstrap(target: Path, debs: Path, sources: list[str], *, kernel: bool) -> None:
     debs.mkdir(exist_ok=True)
     archives = "/var/cache/apt/archives"
     command = [
         *("mmdebstrap", "--mode=root", "--variant=minbase", f"--include={PACKAGES}"),
+        *((f"--include={KERNEL_PACKAGES}", f"--customize-hook={KERNEL_CUSTOMIZE}") if kernel else ()),
         *("--skip=essential/unlink,cleanup/apt/cache,download/empty", "--dpkgopt=path-exclude=/usr/share/doc/*"),
         *("--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*"),
         f'--setup-hook=mkdir -p "$1{archives}"',

@@ -1,27 +1,32 @@
-"""What runs as process 1 of a device's namespaces: overlay, network, and the boot loop."""
+"""What runs as process 1 of a device's namespaces: overlay, network, and the boot loop or the machine."""
 
 import os
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
+from virtual import image, qemu
 from virtual.device import ADDRESS
 from virtual.image import USER
 
 _REBOOT = 133  # systemd-nspawn's exit status when the container asked for a reboot
 
 
-def run(name: str, image: Path, folder: Path) -> int:
+def run(name: str, virt: str, lower: Path, folder: Path) -> int:
     """Boot the device until it powers off, again after each reboot; return the last exit status."""
     root = folder / "root"
     _run("mount", "--make-rprivate", "/")
     _run("mount", "-t", "tmpfs", "-o", "mode=0755", "run", "/run")
-    layers = f"lowerdir={image},upperdir={folder}/upper,workdir={folder}/work"
+    layers = f"lowerdir={lower},upperdir={folder}/upper,workdir={folder}/work"
     _run("mount", "-t", "overlay", "-o", layers, "device", str(root))
     _own_identity(name, folder, root)
     # An address that is not a loopback one, so that checks see what listens beyond; it needs no driver of the kernel.
     _run("ip", "link", "set", "lo", "up")
     _run("ip", "address", "add", f"{ADDRESS}/32", "dev", "lo")
+    return _boot_machine(lower, folder, root) if virt == "qemu" else _boot_container(name, folder, root)
+
+
+def _boot_container(name: str, folder: Path, root: Path) -> int:
     status = _REBOOT
     while status == _REBOOT:
         with (folder / "boots").open("a") as boots:
@@ -34,6 +39,14 @@ def run(name: str, image: Path, folder: Path) -> int:
             stdin=subprocess.DEVNULL, check=False,
         ).returncode  # fmt: skip
     return status
+
+
+def _boot_machine(lower: Path, folder: Path, root: Path) -> int:
+    """Boot a disk with what is in the overlay; QEMU itself boots it again after a reboot."""
+    disk = folder / "disk.img"
+    _run(*image.disk_command(root, disk))
+    command = qemu.command(lower, f"driver=file,filename={disk}", outside=f"{ADDRESS}:22", port=22)
+    return subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
 
 
 def _own_identity(name: str, folder: Path, root: Path) -> None:

@@ -15,7 +15,7 @@ from loopd.cli.render import console
 from loopd.cli.view import AnswerView
 from loopd.cli.words import check_answer, interrupts, say_new, show_end
 from loopd.errors import UsageError
-from loopd.proto.frames import CaughtUp, List, Opened, ServerFrame, TurnEndFrame
+from loopd.proto.frames import Accepted, CaughtUp, List, Opened, RecordFrame, ServerFrame, TurnEndFrame
 from loopd.proto.ids import MAX_KEY_CHARS, check_session_id, new_key
 
 
@@ -45,7 +45,8 @@ def chat(
         session = _last_used(ctx)
     conversation = Conversation(socket_path(ctx), session, on_lost=_say_lost)
     if turns:
-        done = asyncio.run(_say_all(conversation, turns, _frame_printer() if as_json else AnswerView(console()).show))
+        show = _frame_printer() if as_json else AnswerView(console()).show
+        done = asyncio.run(_say_all(conversation, turns, show, everything=as_json))
         sys.exit(0 if done else 1)
     from loopd.cli.interactive import Interactive
 
@@ -53,15 +54,22 @@ def chat(
 
 
 async def _say_all(
-    conversation: Conversation, turns: list[tuple[str, str]], show: Callable[[ServerFrame], None]
+    conversation: Conversation,
+    turns: list[tuple[str, str]],
+    show: Callable[[ServerFrame], None],
+    *,
+    everything: bool,
 ) -> bool:
-    """Say the texts under their keys, each when the turn before has ended; tell whether all ended well."""
+    """Say the texts under their keys, each when the turn before has ended; tell whether all ended well.
+
+    Unless `everything` is wanted, what belongs to another client's turn is not shown.
+    """
     async with aclosing(conversation), aclosing(conversation.frames()) as frames:
         with interrupts(conversation):
             await _until_caught_up(frames, show)
             for text, key in turns:
                 await conversation.say(text, key)
-                if not show_end(await _until_end(frames, show, key)):
+                if not show_end(await _until_end(frames, show, key, everything=everything)):
                     return False
     return True
 
@@ -76,13 +84,25 @@ async def _until_caught_up(frames: AsyncIterator[ServerFrame], show: Callable[[S
             return
 
 
-async def _until_end(frames: AsyncIterator[ServerFrame], show: Callable[[ServerFrame], None], key: str) -> TurnEndFrame:
+async def _until_end(
+    frames: AsyncIterator[ServerFrame], show: Callable[[ServerFrame], None], key: str, *, everything: bool
+) -> TurnEndFrame:
+    ours = everything
     async for frame in frames:
-        show(frame)
+        ours = ours or _begins(frame, key)
+        if ours:
+            show(frame)
         check_answer(frame, key)
         if isinstance(frame, TurnEndFrame) and frame.key == key:
             return frame
     raise AssertionError("frames end only by an error")
+
+
+def _begins(frame: ServerFrame, key: str) -> bool:
+    """Tell whether the turn of this key begins: it runs, or what is recorded of it comes again."""
+    if isinstance(frame, RecordFrame):
+        return frame.record.get("key") == key
+    return isinstance(frame, Accepted) and frame.key == key
 
 
 def _turns(messages: tuple[str, ...], keys: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -96,8 +116,15 @@ def _turns(messages: tuple[str, ...], keys: tuple[str, ...]) -> list[tuple[str, 
     for key in keys:
         if not 1 <= len(key) <= MAX_KEY_CHARS:
             raise UsageError(f"a key has 1 to {MAX_KEY_CHARS} characters, found {len(key)}")
-    if "" in messages:
-        raise UsageError("--message needs a text")
+    for text in (*messages, *keys):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                "the text is not UTF-8", hint="is the terminal's or the file's encoding another one?"
+            ) from error
+    if not all(text.strip() for text in messages):
+        raise UsageError("--message needs a text", hint="bxctl chat without --message is interactive")
     return list(zip(messages, keys or (new_key() for _ in messages), strict=False))
 
 

@@ -113,6 +113,9 @@ def run(command: Callable[..., object]) -> NoReturn:
         fail(error)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         click.echo(f"error: {error.format_message()}", err=True)

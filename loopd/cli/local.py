@@ -45,6 +45,8 @@ def start(folder: Path, gguf: Path) -> None:
 @click.pass_obj
 def restart(folder: Path) -> None:
     """Restart the daemon; the model server goes on."""
+    if not _running(folder, "model"):
+        raise LoopdError("the model server does not run", hint="make chat starts both")
     _stop(folder, "loopd")
     _start(folder, "loopd", ["serve"])
 

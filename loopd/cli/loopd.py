@@ -68,13 +68,12 @@ def config_show(ctx: Context) -> None:
     """Print the effective configuration as TOML, every key with its value."""
     import tomli_w
 
-    values = ctx.config.model_dump(mode="json")
     click.echo(f"# {ctx.config_path}")
-    click.echo(tomli_w.dumps({name: _without_none(table) for name, table in values.items()}), nl=False)
-
-
-def _without_none(table: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in table.items() if value is not None}
+    for name, table in ctx.config.model_dump(mode="json").items():
+        click.echo(f"\n[{name}]")
+        for key, value in table.items():
+            unset = f"# {key} is not set: the model server's own\n"
+            click.echo(unset if value is None else tomli_w.dumps({key: value}), nl=False)
 
 
 cli.add_command(completion_command("loopd", cli))

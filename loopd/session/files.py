@@ -10,6 +10,7 @@ begins with a dot; after a crash such a name is a leftover.
 import fcntl
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,9 @@ from loopd.session.log import Log, LogFault, decode_line, explain
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """The most that `max_record_bytes` can be; a longer line is not read whole."""
 
+_KINDS = str.maketrans(
+    {"l": "a link", "p": "a FIFO", "d": "a directory", "s": "a socket", "c": "a device", "b": "a disk"}
+)
 _LOG_NAME = re.compile(r"(0|[1-9]\d{0,8})\.jsonl\Z")
 
 
@@ -148,15 +152,32 @@ def epochs(session_id: str, directory: Path) -> list[int]:
 
     Raises:
         SessionNotFound: no directory, or no log in it.
+        SessionRefused: what has the name of a log is no file: a link, a FIFO, a directory.
         SessionIoError: it may not be read.
     """
     with io(session_id, directory, "list"):
         found = sorted(int(match[1]) for path in directory.iterdir() if (match := _LOG_NAME.match(path.name)))
+    for epoch in found:
+        check_regular(session_id, log_path(directory, epoch))
     if not found:
         raise SessionNotFound(
             session_id, f"there is no log in {directory}", hint=f"bxctl delete {session_id} removes it"
         )
     return found
+
+
+def check_regular(session_id: str, path: Path) -> None:
+    """Refuse what is there under a file's name and is none; opening a FIFO would wait for ever.
+
+    Raises:
+        SessionRefused: it is a link, a FIFO, a directory or the like.
+        SessionIoError: it cannot be looked at.
+    """
+    with io(session_id, path, "look at"):
+        mode = path.lstat().st_mode
+    if not stat.S_ISREG(mode):
+        kind = stat.filemode(mode)[0].translate(_KINDS)
+        raise SessionRefused(session_id, path, f"{path} is {kind}, not a file of loopd's", hint=f"move {path} away")
 
 
 def baseline_bytes(session_id: str, directory: Path, start: SessionStart) -> bytes:
@@ -167,6 +188,8 @@ def baseline_bytes(session_id: str, directory: Path, start: SessionStart) -> byt
         SessionIoError: it may not be read.
     """
     path = baseline_path(directory, start.epoch)
+    if os.path.lexists(path):
+        check_regular(session_id, path)
     try:
         data = path.read_bytes()
     except FileNotFoundError:

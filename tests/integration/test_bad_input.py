@@ -262,3 +262,50 @@ def test_too_little_free_space_refuses_a_new_turn_before_anything_is_lost(tmp_pa
 def test_loopd_runs_as_a_module_too() -> None:
     done = subprocess.run([*LOOPD, "--version"], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.startswith("loopd ")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
+def test_what_has_a_logs_name_and_is_no_file_is_refused_at_once_and_the_daemon_still_stops(
+    tmp_path: Path, kind: str
+) -> None:
+    with scripted(tmp_path) as device:
+        device.chat("good", "Hello.")
+        odd = device.home / "sessions" / "odd"
+        odd.mkdir()
+        log = odd / "0.jsonl"
+        if kind == "fifo":
+            os.mkfifo(log)
+        elif kind == "link":
+            log.symlink_to("/nonexistent")
+        else:
+            log.mkdir()
+        listed = {row["session"]: row["refused"] for row in device.json("sessions")["sessions"]}
+        assert listed["good"] is None
+        assert listed["odd"]
+        assert_one_line_error(device.loopd("session", "verify", "odd"), 4, str(log), f"move {log} away")
+        for command in (["show", "odd"], ["chat", "--session", "odd", "--message", "x"]):
+            assert_one_line_error(device.bxctl(*command, ok=False), 4, str(log))
+        assert ends(device.chat("good", "Still there?"))[0]["reason"] == "completed"
+        assert device.stop() == 0
+
+
+def test_a_text_that_is_not_utf8_is_a_usage_error(tmp_path: Path) -> None:
+    device = Appliance(tmp_path, "unix:/nowhere")
+    done = subprocess.run(
+        [*BXCTL, "chat", "--message", b"\xff"], env=device.environment, capture_output=True, text=True, check=False
+    )
+    assert_one_line_error(done, 2, "UTF-8")
+
+
+def test_a_busy_session_prints_nothing_of_another_clients_answer(tmp_path: Path) -> None:
+    with scripted(tmp_path, {"text": "first words of somebody else", "gate": "g"}) as device:
+        arguments = [*BXCTL, "chat", "--session", "s", "--message", "Long.", "--json"]
+        with subprocess.Popen(arguments, env=device.environment, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout is not None
+            assert any(json.loads(line)["type"] == "delta" for line in other.stdout)
+            done = device.bxctl("chat", "--session", "s", "--message", "What is 2+2?", ok=False)
+            assert_one_line_error(done, 1, "turn in flight")
+            assert done.stdout == ""
+            device.bxctl("cancel", "s")
+            other.stdout.read()
+            other.wait(PATIENCE_S)

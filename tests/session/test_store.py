@@ -5,6 +5,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ from loopd.errors import (
     ReplayViolation,
     SessionBusy,
     SessionExists,
-    SessionIoError,
     SessionNotFound,
     SessionReadOnly,
+    SessionRefused,
     TornLog,
     UsageError,
 )
@@ -348,12 +349,15 @@ def test_a_baseline_that_this_release_does_not_know_is_refused_by_name(home: Hom
         Session.open(home, "s1", limits=LIMITS)
 
 
-def test_a_baseline_that_may_not_be_read_is_an_error_with_its_path(home: Home, session: Session) -> None:
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_a_baseline_that_is_no_file_is_refused_with_its_path(
+    home: Home, session: Session, make: Callable[[Path], None]
+) -> None:
     session.close()
     path = dir_for(home, "s1") / "0.baseline.json"
     path.unlink()
-    path.mkdir()
-    with pytest.raises(SessionIoError, match=str(path)):
+    make(path)
+    with pytest.raises(SessionRefused, match=str(path)):
         Session.open(home, "s1", limits=LIMITS)
 
 
