@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from checks.device import Device, DeviceLeased
-from checks.instance import Instance
+from checks.instance import Instance, Second
 from checks.report import Outcome, Report
 from checks.stages import STAGES, Latch
 from rich.console import Console
@@ -105,6 +105,14 @@ def installed(device: Device) -> Iterator[Instance]:
     instance = Instance(device)
     yield instance
     instance.forget()
+
+
+@pytest.fixture
+def second(device: Device) -> Iterator[Second]:
+    """A second loopd, which the check installs as it needs it; it is removed at the end."""
+    instance = Second(device)
+    yield instance
+    instance.remove()
 
 
 @pytest.fixture(scope="session")

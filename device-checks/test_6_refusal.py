@@ -1,20 +1,10 @@
 """What is broken is refused by name, and everything else goes on."""
 
-from collections.abc import Iterator
-
 import pytest
 from checks.device import Device
 from checks.instance import Second
 
 pytestmark = pytest.mark.stage("serving")
-
-
-@pytest.fixture
-def second(device: Device) -> Iterator[Second]:
-    """A second instance with a scripted model."""
-    instance = Second(device)
-    yield instance
-    instance.remove()
 
 
 def test_torn_log_is_refused_with_file_and_line(second: Second, device: Device) -> None:

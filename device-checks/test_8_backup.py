@@ -1,7 +1,5 @@
 """Conversations saved to one file come back, and go on."""
 
-from collections.abc import Iterator
-
 import pytest
 from checks.device import Device
 from checks.instance import Second
@@ -9,20 +7,12 @@ from checks.instance import Second
 pytestmark = pytest.mark.stage("serving")
 
 
-@pytest.fixture
-def second(device: Device) -> Iterator[Second]:
-    """A second instance with a scripted model."""
-    instance = Second(device)
-    instance.install(script={})
-    yield instance
-    instance.remove()
-
-
 def test_saved_conversations_come_back_and_go_on(second: Second, device: Device) -> None:
     """A backup made while loopd serves brings a deleted session back, record for record, and it goes on.
 
     Seen failing: the file emptied before the restore.
     """
+    second.install(script={})
     session, file = second.session(), "/run/loopd-checks/saved.tar"
     second.say(session, "Hello.", f"{session}-1")
     before = second.json("show %s", session)["records"]
