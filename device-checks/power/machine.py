@@ -94,10 +94,12 @@ class Machine:
         words = f"rootflags=noinit_itable,commit=900 init={guest.INIT}" + (f" model={model}" if model else "")
         disk = f"driver=nbd,server.type=unix,server.path={path}"
         # One that cannot boot ends, and does not try again for ever.
-        sectors = f"virtio-blk-device.logical_block_size={SECTOR_BYTES}"
+        more = ["-no-reboot"]
+        for kind in ("logical", "physical"):
+            more += ["-global", f"virtio-blk-device.{kind}_block_size={SECTOR_BYTES}"]
         command = qemu.command(
             self._root, disk, outside=f"127.0.0.1:{self._port}", port=guest.PORT, words=words,
-            more=("-no-reboot", "-global", sectors),
+            more=more,
         )  # fmt: skip
         console: BinaryIO = self._power.enter_context(self.console.open("ab"))
         # Killed with this process, however that ends.

@@ -1,5 +1,6 @@
 """QEMU without KVM: a root with a kernel, booted as a machine of its own under software emulation."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from virtual import image
@@ -8,9 +9,7 @@ MEMORY_MIB = 1536
 _GUEST_ADDRESS = "10.0.2.15"
 
 
-def command(
-    root: Path, disk: str, *, outside: str, port: int, words: str = "", more: tuple[str, ...] = ()
-) -> list[str]:
+def command(root: Path, disk: str, *, outside: str, port: int, words: str = "", more: Sequence[str] = ()) -> list[str]:
     """Return the command that boots a disk; its console is standard output.
 
     Args:
