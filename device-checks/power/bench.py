@@ -58,7 +58,7 @@ class Bench:
         if self._model is not None:
             self._model.play()
         self.machine.boot(self._model.url if self._model else None)
-        status = self.witness.wait(_BOOT_TIMEOUT_S)
+        status = self.witness.wait(_BOOT_TIMEOUT_S, self.machine.check)
         for refused in status["refused"]:
             assert _REFUSAL.search(refused["reason"]), f"refused without file and line: {refused}"
             if refused["session"] == self._session:

@@ -14,7 +14,7 @@ from virtual import image, qemu
 from virtual.errors import DeviceError
 
 from power import guest, relay
-from power.disk import ForgetfulDisk
+from power.disk import SECTOR_BYTES, ForgetfulDisk
 from power.nbd import Server
 
 _HERE = Path(__file__).parent
@@ -93,15 +93,31 @@ class Machine:
         # Without what ext4 does by itself in the background.
         words = f"rootflags=noinit_itable,commit=900 init={guest.INIT}" + (f" model={model}" if model else "")
         disk = f"driver=nbd,server.type=unix,server.path={path}"
-        command = qemu.command(self._root, disk, outside=f"127.0.0.1:{self._port}", port=guest.PORT, words=words)
+        # One that cannot boot ends, and does not try again for ever.
+        more = ["-no-reboot"]
+        for kind in ("logical", "physical"):
+            more += ["-global", f"virtio-blk-device.{kind}_block_size={SECTOR_BYTES}"]
+        command = qemu.command(
+            self._root, disk, outside=f"127.0.0.1:{self._port}", port=guest.PORT, words=words,
+            more=more,
+        )  # fmt: skip
         console: BinaryIO = self._power.enter_context(self.console.open("ab"))
         # Killed with this process, however that ends.
-        process = subprocess.Popen(
+        process = self._process = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *command],
             stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self._power.callback(process.wait, _END_TIMEOUT_S)
         self._power.callback(process.kill)
+
+    def check(self) -> None:
+        """Make sure that it runs.
+
+        Raises:
+            AssertionError: it has ended; the last words of its console are in the message.
+        """
+        ended = self._process.poll() is not None
+        assert not ended, f"the machine has ended: {self.console.read_text(errors='replace')[-800:]}"
 
     def kill(self) -> None:
         """End the processor; the disk was cut before."""

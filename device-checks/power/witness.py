@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +69,11 @@ class Witness:
         assert reason, f"the turn did not end: {said.strip()}"
         return reason
 
-    def wait(self, timeout_s: float) -> Frame:
-        """Return the daemon's status once it serves and its model server is up."""
+    def wait(self, timeout_s: float, check: Callable[[], None]) -> Frame:
+        """Return the daemon's status once it serves and its model server is up; `check` raises where that is vain."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
+            check()
             status = self._ask("status")
             if status and status["model"]["state"] == "up":
                 return status

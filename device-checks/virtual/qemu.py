@@ -1,5 +1,6 @@
 """QEMU without KVM: a root with a kernel, booted as a machine of its own under software emulation."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from virtual import image
@@ -8,7 +9,7 @@ MEMORY_MIB = 1536
 _GUEST_ADDRESS = "10.0.2.15"
 
 
-def command(root: Path, disk: str, *, outside: str, port: int, words: str = "") -> list[str]:
+def command(root: Path, disk: str, *, outside: str, port: int, words: str = "", more: Sequence[str] = ()) -> list[str]:
     """Return the command that boots a disk; its console is standard output.
 
     Args:
@@ -17,6 +18,7 @@ def command(root: Path, disk: str, *, outside: str, port: int, words: str = "") 
         outside: ADDRESS:PORT out here that leads to the port inside.
         port: the port inside.
         words: more of the kernel's command line.
+        more: more options of QEMU.
     """
     kernel, initramfs = image.boot_files(root)
     return [
@@ -27,5 +29,5 @@ def command(root: Path, disk: str, *, outside: str, port: int, words: str = "") 
         *("-append", f"root=/dev/vda rw console=ttyS0 net.ifnames=0 quiet panic=-1 {words}".rstrip()),
         *("-blockdev", f"{disk},node-name=disk", "-device", "virtio-blk-pci,drive=disk"),
         *("-netdev", f"user,id=net,hostfwd=tcp:{outside}-{_GUEST_ADDRESS}:{port}"),
-        *("-device", "virtio-net-pci,netdev=net"),
+        *("-device", "virtio-net-pci,netdev=net", *more),
     ]
