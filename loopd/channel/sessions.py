@@ -155,13 +155,14 @@ class Sessions:
                 await self._close(live)
 
     async def _close(self, live: LiveSession) -> None:
-        del self._open[live.id]
         if timer := self._idle.pop(live.id, None):
             timer.cancel()
         try:
             await asyncio.to_thread(live.session.close)
         except OSError:  # whatever the disk says now, all that was acknowledged was synced
             logger.exception("close_failed session=%s", live.id)
+        finally:
+            del self._open[live.id]  # only now may somebody else open it
 
     def _lock(self, session_id: str) -> asyncio.Lock:
         lock = self._locks.get(session_id)
