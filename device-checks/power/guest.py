@@ -27,6 +27,7 @@ context_tokens = 2048
 temperature = 0.0
 idle_timeout_s = 600.0
 [loop]
+system_prompt = "Answer briefly."
 max_completion_tokens = @TOKENS@
 turn_timeout_s = 3600.0
 """
