@@ -8,10 +8,10 @@ the names. Secrets are paths of files, never values.
 import hashlib
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from loopd.errors import ConfigError
 from loopd.home import default_channel, default_model_socket
@@ -21,6 +21,12 @@ _MAX_SOCKET_PATH_BYTES = 107
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+Text = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
+AbsolutePath = Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")]
+ServerName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
+OWN_SERVERS = frozenset({"builtin", "files", "executables"})
+Effect = Literal["read", "write"]
+Decision = Literal["allow", "ask", "deny"]
 DEFAULT_SYSTEM_PROMPT = (
     "You are a helpful assistant on the user's own device. Answer briefly. "
     "Use find_tool to look for a tool, then call_tool to run it, when the user asks for something you cannot know."
@@ -119,13 +125,80 @@ class ChannelTable(_Table):
         return value
 
 
-class ToolsTable(_Table):
-    """`[tools]`: which built-in tools there are, and how much find_tool answers."""
+class FilesTable(_Table):
+    """`[tools.files]`: directories under which the built-in file tools may work; none by default."""
 
-    builtin: tuple[Literal["clock", "device"], ...] = Field(default=("clock", "device"), strict=False)
+    read: tuple[AbsolutePath, ...] = Field(default=(), strict=False, description="roots that are read")
+    write: tuple[AbsolutePath, ...] = Field(default=(), strict=False, description="roots that are read and written")
+
+
+class Rules(_Table):
+    """Globs over full tool names (`server.tool`), the strongest last: allow, ask, deny."""
+
+    allow: tuple[Name, ...] = Field(default=(), strict=False)
+    ask: tuple[Name, ...] = Field(default=(), strict=False)
+    deny: tuple[Name, ...] = Field(default=(), strict=False)
+
+
+class PolicyTable(Rules):
+    """`[tools.policy]`: what happens to a call. What no glob names is decided by the tool's effect.
+
+    `sessions` maps globs over session ids to rules that go before these for such a session; a deny of either stands.
+    """
+
+    read: Decision = "allow"
+    write: Decision = "ask"
+    sessions: dict[Name, Rules] = Field(default={})
+
+
+class McpTable(_Table):
+    """`[tools.mcp.NAME]`: one MCP server, over stdio (`command`) or streamable HTTP (`url`)."""
+
+    command: tuple[Text, ...] = Field(default=(), strict=False, description="program and arguments")
+    url: str = Field(default="", pattern=r"^(|https?://[^/\s]+(/\S*)?)$")
+    env: dict[Name, Text] = Field(default={}, description="set for the program, beside a minimal environment")
+    env_files: dict[Name, AbsolutePath] = Field(default={}, description="as env, each value the content of a file")
+    header_files: dict[Name, AbsolutePath] = Field(default={}, description="HTTP headers, likewise")
+    directory: str = Field(default="", pattern=r"^(|/.*)$", description="where the program starts, '' for its own")
+    effects: dict[Name, Effect] = Field(default={}, description="glob over tool names -> effect; else what it says")
+    call_timeout_s: Seconds = 60.0
+    connect_timeout_s: Seconds = 60.0
+
+    @model_validator(mode="after")
+    def _one_transport(self) -> "McpTable":
+        if bool(self.command) == bool(self.url):
+            raise ValueError("either command or url")
+        return self
+
+
+class ToolsTable(_Table):
+    """`[tools]`: which tools there are, what they may do, and how much find_tool answers."""
+
+    builtin: tuple[Literal["clock", "device", "files"], ...] = Field(default=("clock", "device", "files"), strict=False)
+    executables: str = Field(
+        default="", pattern=r"^(|/.*)$", description="directory of programs with a manifest beside each, '' for none"
+    )
+    runner: str = Field(
+        default="", pattern=r"^(|unix:/.+)$", description="socket of `loopd tools serve`, '' runs it as a child"
+    )
+    max_child_bytes: int = Field(
+        default=2 * 1024**3, ge=16 * 1024 * 1024, le=2**50, description="memory of one tool process"
+    )
+    max_child_files: int = Field(default=1024, ge=16, le=1_048_576, description="open files of one tool process")
+    max_child_file_bytes: int = Field(default=1024**3, ge=0, le=2**50, description="largest file it may write")
     find_hits: int = Field(default=6, ge=1, le=50)
     find_schemas: int = Field(default=3, ge=0, le=50)
     find_tokens: int = Field(default=1200, ge=100, le=100_000, description="budget of one answer of find_tool")
+    files: FilesTable = FilesTable()
+    policy: PolicyTable = PolicyTable()
+    mcp: dict[ServerName, McpTable] = Field(default={})
+
+    @field_validator("mcp")
+    @classmethod
+    def _own_names(cls, value: dict[str, McpTable]) -> dict[str, McpTable]:
+        if taken := OWN_SERVERS & value.keys():
+            raise ValueError(f"names other than {', '.join(sorted(OWN_SERVERS))} (found {min(taken)})")
+        return value
 
 
 class Config(_Table):
@@ -207,7 +280,7 @@ def _explain(error: ValidationError) -> str:
     where = [str(part) for part in first["loc"]]
     place = f"[{where[0]}]" + (f" {'.'.join(where[1:])}" if len(where) > 1 else "")
     if first["type"] == "extra_forbidden":
-        known = Config.model_fields if len(where) == 1 else type(getattr(Config(), where[0])).model_fields
+        known = _table_at(first["loc"][:-1]).model_fields
         kind = "table" if len(where) == 1 else "key"
         text = f"{place}: unknown {kind}, allowed: {', '.join(sorted(known))}"
     else:
@@ -216,3 +289,15 @@ def _explain(error: ValidationError) -> str:
         allowed = first["msg"].removeprefix("Value error, ")
         text = f"{place}: found {found}, allowed: {allowed[0].lower()}{allowed[1:]}"
     return text + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else "")
+
+
+def _table_at(place: tuple[int | str, ...]) -> type[BaseModel]:
+    """Return the model of the table at `place`; a part that no field has is the name of an entry."""
+    table: type[BaseModel] = Config
+    for part in place:
+        field = table.model_fields.get(str(part))
+        if field is None:
+            continue
+        kinds = [field.annotation, *get_args(field.annotation)]
+        table = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return table

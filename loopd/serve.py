@@ -28,7 +28,7 @@ from loopd.model.keeper import StateKeeper
 from loopd.model.slots import SlotPool
 from loopd.model.watch import ModelWatch
 from loopd.session.store import sweep
-from loopd.tools.builtin import Builtin
+from loopd.tools.ports import plans
 from loopd.tools.registry import Registry
 from loopd.turn.engine import Engine
 from loopd.turn.parts import Parts
@@ -74,7 +74,7 @@ async def _serve(home: Home, config: Config, load: Load) -> None:
     async with AsyncExitStack() as stack:
         parts = _parts(home, config)
         stack.push_async_callback(parts.client.close)
-        stack.push_async_callback(parts.registry.close)
+        stack.callback(parts.registry.close)
         if parts.audit_log:
             stack.callback(parts.audit_log.close)
         for name in sweep(home):
@@ -92,6 +92,7 @@ async def _serve(home: Home, config: Config, load: Load) -> None:
                 group.create_task(_greet_model(parts)),
                 group.create_task(_reload(parts, server, reload, load)),
                 group.create_task(parts.keeper.run()),
+                group.create_task(parts.registry.keep()),
             ]
             log.info("ready release=%s home=%s socket=%s", __version__, home.path, server.path)
             _tell(watchdog.ready)
@@ -143,7 +144,7 @@ def _parts(home: Home, config: Config) -> Parts:
         pool=pool,
         keeper=keeper,
         watch=ModelWatch(home, client, pool, keeper),
-        registry=Registry([Builtin(config.tools.builtin, disk=home.path)], config.tools),
+        registry=Registry(plans(config.tools, home), config.tools),
         audit_log=audit_log,
         audit_fault=fault,
     )
@@ -194,6 +195,7 @@ async def _reload(parts: Parts, server: ChannelServer, reload: asyncio.Event, lo
             log.error("config_refused reason=%r", error.message)  # noqa: TRY400 - the message is the whole fact
             continue
         parts.config = config
+        parts.registry.reconfigure(plans(config.tools, parts.home), config.tools)
         server.reconfigure(config)
         await parts.audit("config", config=config.sha256())
         log.info("config_reloaded sha256=%s", config.sha256())

@@ -24,7 +24,7 @@ from loopd.tools.registry import Registry
 from tests.bench.talk import Talk
 from tests.integration.appliance import PATIENCE_S, Appliance, ServerNumbers
 from tests.servers import start_model_server
-from tests.tools.fake import FakePort, tool
+from tests.tools.fake import FakePort, planned, tool
 
 PIRATE = "You are a pirate. Answer in rhymes, and never tell the time."
 DAY_S, HOUR_S = 86_400, 3_600
@@ -330,7 +330,7 @@ def on_plain(root: Path, gguf: Path, *, slots: int = 1) -> Iterator[PlainSide]:
 def registry_of(count: int) -> Registry:
     """Return a registry of so many tools."""
     tools = (tool(f"tool_{number}", f"Do thing {number}.", place={"type": "string"}) for number in range(count))
-    return Registry([FakePort("many", *tools)], ToolsTable())
+    return Registry(planned(FakePort("many", *tools)), ToolsTable())
 
 
 def inlined(registry: Registry) -> list[dict[str, Any]]:

@@ -61,7 +61,7 @@ def test_every_key_refuses_what_is_not_of_its_type_in_one_line(table: str, key: 
         except ConfigError:
             text = fault_in(path)
             assert text.startswith(f"[{table}] {key}")
-            assert "found " in text
+            assert "found " in text or "unknown key" in text
             assert "allowed: " in text
             refused += 1
     assert refused >= 3
@@ -89,7 +89,7 @@ def test_every_key_refuses_what_is_not_of_its_type_in_one_line(table: str, key: 
         ("[loop]\nsystem_prompt = 2026-12-01", "[loop] system_prompt: found datetime.date(2026, 12, 1), allowed: "),
         ("[loop]\nmax_steps = [1]", "[loop] max_steps: found [1], allowed: input should be a valid integer"),
         ('[channel]\nsocket = "relative.sock"', "[channel] socket: found 'relative.sock', allowed: an absolute path"),
-        ('[tools]\nbuiltin = ["shell"]', "[tools] builtin.0: found 'shell', allowed: input should be 'clock' or"),
+        ('[tools]\nbuiltin = ["shell"]', "[tools] builtin.0: found 'shell', allowed: input should be 'clock', "),
         ('[tools]\nbuiltin = "clock"', "[tools] builtin: found 'clock', allowed: input should be a valid tuple"),
         (
             "[loop]\nmax_step = 3",

@@ -70,10 +70,12 @@ def config_show(ctx: Context) -> None:
 
     click.echo(f"# {ctx.config_path}")
     for name, table in ctx.config.model_dump(mode="json").items():
-        click.echo(f"\n[{name}]")
-        for key, value in table.items():
-            unset = f"# {key} is not set: the model server's own\n"
-            click.echo(unset if value is None else tomli_w.dumps({key: value}), nl=False)
+        unset = "".join(
+            f"# {key} is not set: the model server's own\n" for key, value in table.items() if value is None
+        )
+        values = {key: value for key, value in table.items() if value is not None}
+        header, _, rest = tomli_w.dumps({name: values}).partition("\n")
+        click.echo(f"\n{header}\n{unset}{rest}", nl=False)
 
 
 cli.add_command(completion_command("loopd", cli))

@@ -44,6 +44,7 @@ class Builtin:
 
     name = "builtin"
     state: PortState = "up"
+    reason = ""
 
     def __init__(self, enabled: Collection[str], *, disk: Path, root: Path = Path("/")) -> None:
         self._tools = tuple(tool for tool in (_CLOCK, _DEVICE) if tool.name in enabled)
@@ -59,8 +60,8 @@ class Builtin:
             return Outcome(ok=True, content=_time(arguments.get("zone")))
         return Outcome(ok=True, content=await asyncio.to_thread(device_facts, self._root, self._disk))
 
-    async def close(self) -> None:
-        """Nothing was started."""
+    async def keep(self) -> None:
+        """There is nothing to keep."""
 
 
 def _time(zone: str | None) -> str:

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from loopd.config import Effect
 from loopd.errors import ToolError
 from loopd.tools.catalogue import Catalogue, fold
 from loopd.tools.meta import CALL, FIND
-from loopd.tools.port import Effect, Outcome, Tool
+from loopd.tools.port import Outcome, Tool
 from loopd.tools.schema import fault, properties, shortened
 
 _MAX_SCHEMA_BYTES = 1500
@@ -38,8 +39,8 @@ class Prepared:
 
     @property
     def name(self) -> str:
-        """The full name, `port:name`."""
-        return f"{self.port}:{self.tool.name}"
+        """The full name, `port.name`."""
+        return f"{self.port}.{self.tool.name}"
 
     @property
     def effect(self) -> Effect:

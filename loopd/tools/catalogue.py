@@ -1,6 +1,6 @@
 """All tools of all ports at one moment: ranked by words, looked up by name (SPEC 6).
 
-A tool's full name is `port:name`, because names repeat between ports. Ranking is BM25 of SQLite's FTS5 over port,
+A tool's full name is `port.name`, because names repeat between ports. Ranking is BM25 of SQLite's FTS5 over port,
 name, description and parameter names. In memory; 1,000 tools are indexed in some 50 ms and ranked in about one.
 """
 
@@ -30,8 +30,8 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The full name, `port:name`."""
-        return f"{self.port}:{self.tool.name}"
+        """The full name, `port.name`."""
+        return f"{self.port}.{self.tool.name}"
 
 
 class Catalogue:

@@ -7,19 +7,24 @@ the model can read. The registry joins the ports; executables and MCP servers ar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-Effect = Literal["read", "write"]
+from loopd.config import Effect
+
 PortState = Literal["up", "down"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool as its port lists it. `name` is unique in its port; `schema` is JSON Schema of the arguments."""
+    """One tool as its port lists it. `name` is unique in its port; `schema` is JSON Schema of the arguments.
+
+    `timeout_s` bounds a call more tightly than `[loop] tool_timeout_s`; None leaves it at that.
+    """
 
     name: str
     description: str
     schema: dict[str, Any]
     effect: Effect = "read"
     example: dict[str, Any] = field(default_factory=dict)
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +47,17 @@ class ToolPort(Protocol):
 
     @property
     def name(self) -> str:
-        """The port's name: `builtin`, an executable's directory, an MCP server's name."""
+        """The port's name: `builtin`, `files`, `executables`, or that of an MCP server."""
         ...
 
     @property
     def state(self) -> PortState:
         """`down` makes the tools unavailable with a clear result; it changes no baseline and fails no start."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why it is down, in one line; "" while it is up."""
         ...
 
     def tools(self) -> tuple[Tool, ...]:
@@ -58,6 +68,9 @@ class ToolPort(Protocol):
         """Run one tool to its end. Cancelling it ends the tool and all its processes."""
         ...
 
-    async def close(self) -> None:
-        """End everything the port started."""
+    async def keep(self) -> None:
+        """Keep the port up until cancelled: connect, list, connect again. Returns where there is nothing to keep.
+
+        Cancelling it ends everything that the port started. Never raises anything else.
+        """
         ...

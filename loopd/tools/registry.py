@@ -1,9 +1,8 @@
 """The registry joins the ports: what the model may call, and running a call to a result (SPEC 6)."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from loopd.config import ToolsTable
@@ -18,11 +17,26 @@ from loopd.tools.text import clean
 _Listed = tuple[tuple[str, tuple[Tool, ...]], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PortPlan:
+    """A port that the configuration asks for.
+
+    Attributes:
+        name: the port's.
+        settings: what it is made from; a port whose settings have not changed is kept.
+        make: makes it.
+    """
+
+    name: str
+    settings: Any
+    make: Callable[[], ToolPort]
+
+
 class Registry:
     """All ports together. What they list may change at any time; the definitions that the model sees never do.
 
     Args:
-        ports: with names of their own; their order decides between equal hits.
+        plans: the ports, with names of their own; their order decides between equal hits.
         table: `[tools]`.
 
     Attributes:
@@ -31,11 +45,40 @@ class Registry:
 
     definitions: tuple[dict[str, Any], ...] = DEFINITIONS
 
-    def __init__(self, ports: Sequence[ToolPort], table: ToolsTable) -> None:
-        self._ports = {port.name: port for port in ports}
-        self._table = table
+    def __init__(self, plans: Iterable[PortPlan], table: ToolsTable) -> None:
+        self._ports: dict[str, ToolPort] = {}
+        self._settings: dict[str, Any] = {}
+        self._changed = asyncio.Event()
         self._listed: _Listed = ()
         self._catalogue = Catalogue(())
+        self.reconfigure(plans, table)
+
+    def reconfigure(self, plans: Iterable[PortPlan], table: ToolsTable) -> None:
+        """Take another set of ports into use from the next call on; a port with the same settings goes on."""
+        before, settings = self._ports, self._settings
+        self._table, self._ports, self._settings = table, {}, {}
+        for plan in plans:
+            same = plan.name in before and settings[plan.name] == plan.settings
+            self._ports[plan.name] = before[plan.name] if same else plan.make()
+            self._settings[plan.name] = plan.settings
+        self._changed.set()
+
+    async def keep(self) -> None:
+        """Keep every port up until cancelled, which ends all that they started."""
+        kept: dict[ToolPort, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._changed.clear()
+                for port in kept.keys() - set(self._ports.values()):
+                    kept.pop(port).cancel()
+                for port in self._ports.values():
+                    if port not in kept:
+                        kept[port] = group.create_task(port.keep())
+                await self._changed.wait()
+
+    def close(self) -> None:
+        """Free the index; the ports end with `keep`."""
+        self._catalogue.close()
 
     def prepare(self, name: str, arguments_text: str) -> Call:
         """Return what a call of the model means now; see `loopd.tools.call`."""
@@ -67,6 +110,7 @@ class Registry:
             {
                 "port": port.name,
                 "state": port.state,
+                "reason": port.reason,
                 "tools": [
                     {"name": tool.name, "description": tool.description, "effect": tool.effect} for tool in port.tools()
                 ],
@@ -74,17 +118,13 @@ class Registry:
             for port in self._ports.values()
         ]
 
-    async def close(self) -> None:
-        """Close every port, also where one fails at it."""
-        self._catalogue.close()
-        async with AsyncExitStack() as stack:
-            for port in self._ports.values():
-                stack.push_async_callback(port.close)
-
     async def _run_tool(self, call: Prepared, timeout_s: float) -> Outcome:
-        port = self._ports[call.port]
+        port = self._ports.get(call.port)
+        if port is None:
+            return Outcome(ok=False, content=f"{call.name} is unavailable: {call.port} was removed from [tools].")
+        timeout_s = min(timeout_s, call.tool.timeout_s or timeout_s)
         if port.state == "down":
-            return Outcome(ok=False, content=f"{call.name} is unavailable: {call.port} is down now. Try again later.")
+            return Outcome(ok=False, content=f"{call.name} is unavailable: {_down(port)}. Try again later.")
         try:
             async with asyncio.timeout(timeout_s) as deadline:
                 return await port.run(call.tool.name, call.arguments)
@@ -105,3 +145,7 @@ class Registry:
 
     def _down(self) -> set[str]:
         return {port.name for port in self._ports.values() if port.state == "down"}
+
+
+def _down(port: ToolPort) -> str:
+    return f"{port.name} is down now" + (f" ({port.reason})" if port.reason else "")

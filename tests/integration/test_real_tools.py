@@ -16,8 +16,8 @@ from tests.integration.appliance import Appliance, running
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
-CLOCK = json.dumps({"name": "builtin:clock", "arguments": {}})
-DEVICE = json.dumps({"name": "builtin:device", "arguments": {}})
+CLOCK = json.dumps({"name": "builtin.clock", "arguments": {}})
+DEVICE = json.dumps({"name": "builtin.device", "arguments": {}})
 TIME = "Tuesday 2026-12-01 14:05:00 UTC (UTC+0000)"
 LOAD = "load 0.10 0.12 0.09; memory free 3,100 MB of 4,000 MB"
 WORKED: tuple[tuple[str, tuple[tuple[str, str], ...], str], ...] = (

@@ -8,6 +8,7 @@ from loopd.config import ToolsTable
 from loopd.tools.builtin import Builtin, device_facts
 from loopd.tools.port import Outcome
 from loopd.tools.registry import Registry
+from tests.tools.fake import planned
 
 
 def made(directory: Path, **files: str) -> Path:
@@ -19,11 +20,11 @@ def made(directory: Path, **files: str) -> Path:
 
 
 async def called(tmp_path: Path, name: str, arguments: object) -> Outcome:
-    tools = Registry([Builtin(("clock", "device"), disk=tmp_path)], ToolsTable())
+    tools = Registry(planned(Builtin(("clock", "device"), disk=tmp_path)), ToolsTable())
     try:
         return await tools.run(tools.prepare(name, json.dumps(arguments)), timeout_s=30, max_bytes=4096)
     finally:
-        await tools.close()
+        tools.close()
 
 
 @pytest.mark.parametrize(("arguments", "offset"), [({"zone": "Asia/Tokyo"}, r"\+0900"), ({}, r"[+-]\d{4}")])

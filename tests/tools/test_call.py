@@ -18,8 +18,8 @@ PORTS = [
     ("host", (Tool("now", "", {"type": "object", "additionalProperties": False}),)),
 ]
 URL = "http://a/b"
-INNER = {"name": "web:fetch", "arguments": {"url": URL}}
-FETCH = ("web:fetch", {"url": URL})
+INNER = {"name": "web.fetch", "arguments": {"url": URL}}
+FETCH = ("web.fetch", {"url": URL})
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def catalogue() -> Iterator[Catalogue]:
     [
         ("call_tool", INNER, FETCH),
         ("call_tool", {"name": "fetch", "arguments": {"url": URL}}, FETCH),
-        ("call_tool", {"name": "web:fetch", "arguments": json.dumps({"url": URL})}, FETCH),
+        ("call_tool", {"name": "web.fetch", "arguments": json.dumps({"url": URL})}, FETCH),
         ("call_tool", {"name": "fetch", "arguments": json.dumps(json.dumps({"url": URL}))}, FETCH),
         ("call_tool", json.dumps(INNER), FETCH),
         ("call_tool", {"name": "fetch", "arguments.url": URL}, FETCH),
@@ -46,27 +46,27 @@ def catalogue() -> Iterator[Catalogue]:
         ("call_tool", {"name": "call_tool", "arguments": INNER}, FETCH),
         ("call_tool", {"name": "call_tool", "arguments": json.dumps(INNER)}, FETCH),
         ("call_tool", {"arguments": INNER}, FETCH),
-        ("Call_Tool", {"name": "WEB:Fetch", "arguments": {"url": URL}}, FETCH),
-        ("web:fetch", {"url": URL}, FETCH),
+        ("Call_Tool", {"name": "WEB.Fetch", "arguments": {"url": URL}}, FETCH),
+        ("web.fetch", {"url": URL}, FETCH),
         ("fetch", {"url": URL}, FETCH),
         ("fetch", json.dumps({"url": URL}), FETCH),
         ("fetch", {"arguments": {"url": URL}}, FETCH),
         ("fetch", {"arguments.url": URL}, FETCH),
         ("fetch", INNER, FETCH),
-        ("call_tool", {"name": "options", "arguments.filter.a.b": 1}, ("web:options", {"filter": {"a": {"b": 1}}})),
-        ("run", {"program": "ls", "arguments": ["-l"]}, ("exec:run", {"program": "ls", "arguments": ["-l"]})),
+        ("call_tool", {"name": "options", "arguments.filter.a.b": 1}, ("web.options", {"filter": {"a": {"b": 1}}})),
+        ("run", {"program": "ls", "arguments": ["-l"]}, ("exec.run", {"program": "ls", "arguments": ["-l"]})),
         (
             "call_tool",
             {"name": "run", "arguments": {"program": "ls", "arguments": ["-l"]}},
-            ("exec:run", {"program": "ls", "arguments": ["-l"]}),
+            ("exec.run", {"program": "ls", "arguments": ["-l"]}),
         ),
-        ("call_tool", {"name": "free", "anything": 1}, ("exec:free", {"anything": 1})),
-        ("call_tool", {"name": "now", "arguments": ""}, ("host:now", {})),
-        ("call_tool", {"name": "now", "arguments": None}, ("host:now", {})),
-        ("call_tool", {"name": "now", "arguments": "null"}, ("host:now", {})),
-        ("call_tool", {"name": "now"}, ("host:now", {})),
-        ("now", None, ("host:now", {})),
-        ("now", "", ("host:now", {})),
+        ("call_tool", {"name": "free", "anything": 1}, ("exec.free", {"anything": 1})),
+        ("call_tool", {"name": "now", "arguments": ""}, ("host.now", {})),
+        ("call_tool", {"name": "now", "arguments": None}, ("host.now", {})),
+        ("call_tool", {"name": "now", "arguments": "null"}, ("host.now", {})),
+        ("call_tool", {"name": "now"}, ("host.now", {})),
+        ("now", None, ("host.now", {})),
+        ("now", "", ("host.now", {})),
     ],
     ids=str,
 )
@@ -111,8 +111,8 @@ def test_find_tool_is_understood_however_it_is_written(catalogue: Catalogue, nam
         ("call_tool", '{"name": "call_tool"}', "needs the name of a tool"),
         ("call_tool", '{"name": "fetch", "arguments": [1]}', "not a JSON object"),
         ("call_tool", '{"name": "fetch", "arguments": "{"}', "not JSON"),
-        ("call_tool", '{"name": "fetsh"}', "The nearest are web:fetch"),
-        ("fetch_page", "{}", "The nearest are web:fetch"),
+        ("call_tool", '{"name": "fetsh"}', "The nearest are web.fetch"),
+        ("fetch_page", "{}", "The nearest are web.fetch"),
         ("x" * 1_000_000, "{}", "There is no one tool named 'xxx"),
         ("zzz", "{}", "Use find_tool to look for others"),
         ("fetch", '{"url": 5}', "url: 5 is not of type 'string'. The schema: {"),

@@ -2,21 +2,19 @@ import asyncio
 import json
 from typing import Any
 
-import pytest
-
 from loopd.config import ToolsTable
 from loopd.errors import ToolError
 from loopd.tools.meta import DEFINITIONS
 from loopd.tools.port import Outcome
 from loopd.tools.registry import Registry
-from tests.tools.fake import Behaviour, FakePort, tool
+from tests.tools.fake import Behaviour, FakePort, planned, tool
 
 
 def registry(behaviour: Behaviour | None = None) -> tuple[Registry, FakePort]:
     port = FakePort("port", tool("act", "Act now."))
     if behaviour:
         port.behaviour = behaviour
-    return Registry([port], ToolsTable()), port
+    return Registry(planned(port), ToolsTable()), port
 
 
 async def result(tools: Registry, name: str = "act", arguments: object = None, **limits: Any) -> Outcome:
@@ -31,9 +29,9 @@ async def test_a_tool_runs_to_its_result() -> None:
 
 async def test_find_tool_answers_from_what_the_ports_list_at_that_moment() -> None:
     tools, port = registry()
-    assert "port:later" not in (await result(tools, "find_tool", {"query": "do it later"})).content
+    assert "port.later" not in (await result(tools, "find_tool", {"query": "do it later"})).content
     port.listed += (tool("later", "Do it later."),)
-    assert "port:later" in (await result(tools, "find_tool", {"query": "do it later"})).content
+    assert "port.later" in (await result(tools, "find_tool", {"query": "do it later"})).content
     assert tools.definitions is DEFINITIONS
 
 
@@ -48,7 +46,7 @@ async def test_a_port_that_is_down_gives_a_clear_result_and_comes_back() -> None
     tools, port = registry()
     port.state = "down"
     assert await result(tools) == Outcome(
-        ok=False, content="port:act is unavailable: port is down now. Try again later."
+        ok=False, content="port.act is unavailable: port is down now. Try again later."
     )
     port.state = "up"
     assert (await result(tools)).ok
@@ -59,7 +57,7 @@ async def test_an_exception_of_a_tool_is_a_result() -> None:
         raise ValueError("no such thing")
 
     tools, _ = registry(broken)
-    assert await result(tools) == Outcome(ok=False, content="port:act failed: ValueError: no such thing")
+    assert await result(tools) == Outcome(ok=False, content="port.act failed: ValueError: no such thing")
 
 
 async def test_a_tools_own_error_says_it_in_its_words() -> None:
@@ -82,7 +80,7 @@ async def test_a_tool_that_never_ends_is_cancelled_at_its_deadline() -> None:
 
     tools, _ = registry(endless)
     assert await result(tools, timeout_s=0.01) == Outcome(
-        ok=False, content="port:act was stopped: not done after 0.01 s."
+        ok=False, content="port.act was stopped: not done after 0.01 s."
     )
     assert cancelled.is_set()
 
@@ -92,7 +90,7 @@ async def test_a_timeout_inside_a_tool_is_not_taken_for_the_deadline() -> None:
         raise TimeoutError("the server did not answer")
 
     tools, _ = registry(impatient)
-    assert (await result(tools)).content == "port:act failed: TimeoutError: the server did not answer"
+    assert (await result(tools)).content == "port.act failed: TimeoutError: the server did not answer"
 
 
 async def test_cancelling_a_call_cancels_the_tool_and_is_not_a_result() -> None:
@@ -142,19 +140,23 @@ def test_the_description_lists_ports_with_their_state_and_tools() -> None:
         {
             "port": "port",
             "state": "down",
+            "reason": "",
             "tools": [{"name": "act", "description": "Act now.", "effect": "read"}],
         }
     ]
 
 
-async def test_closing_closes_every_port_also_where_one_fails() -> None:
-    class Stuck(FakePort):
-        async def close(self) -> None:
-            raise OSError("cannot end")
-
-    first, last = FakePort("first"), FakePort("last")
-    tools = Registry([first, Stuck("stuck"), last], ToolsTable())
-    with pytest.raises(OSError, match="cannot end"):
-        await tools.close()
-    assert first.closed
-    assert last.closed
+async def test_ports_are_kept_until_the_end_and_a_new_configuration_replaces_only_what_it_changes() -> None:
+    first, dropped, added = FakePort("first"), FakePort("second"), FakePort("third")
+    tools = Registry(planned(first, dropped), ToolsTable())
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        keeping = group.create_task(tools.keep())
+        await first.kept.wait()
+        await dropped.kept.wait()
+        tools.reconfigure(planned(first, added), ToolsTable())
+        await added.kept.wait()
+        assert first.kept.is_set()
+        assert not dropped.kept.is_set()
+        keeping.cancel()
+    assert not first.kept.is_set()
+    assert not added.kept.is_set()

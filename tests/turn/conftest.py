@@ -24,6 +24,7 @@ from loopd.tools.port import ToolPort
 from loopd.tools.registry import Registry
 from loopd.turn.engine import Engine
 from loopd.turn.parts import Parts
+from tests.tools.fake import planned
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -101,8 +102,8 @@ async def _bench(
         keeper = StateKeeper(home.slots, client, pool, table=lambda: config.model)
         audit_log = AuditLog.open(home.audit)
         stack.callback(audit_log.close)
-        registry = Registry(ports, config.tools)
-        stack.push_async_callback(registry.close)
+        registry = Registry(planned(*ports), config.tools)
+        stack.callback(registry.close)
         parts = Parts(home, config, client, pool, keeper, ModelWatch(home, client, pool, keeper), registry, audit_log)
         baseline = await Engine(parts).baseline(print)
         session = Session.create(home, "s", baseline, owner_uid=0, limits=config.loop)

@@ -74,7 +74,7 @@ async def test_a_cancel_in_mid_tool_gives_every_call_a_result(bench: MakeBench) 
         raise AssertionError
 
     port = FakePort("p", tool("quick"), tool("slow"), behaviour=behaviour)
-    b = await bench({"tool_calls": [call("p:quick"), call("p:slow")]}, ports=(port,))
+    b = await bench({"tool_calls": [call("p.quick"), call("p.slow")]}, ports=(port,))
     turn = asyncio.ensure_future(b.say())
     await asyncio.wait_for(started.wait(), 30)
     turn.cancel()
@@ -96,7 +96,7 @@ async def test_tools_that_only_read_run_side_by_side_and_are_recorded_in_call_or
         return Outcome(ok=True, content=name)
 
     port = FakePort("p", tool("first"), tool("second"), behaviour=behaviour)
-    b = await bench({"tool_calls": [call("p:first"), call("p:second")]}, ports=(port,))
+    b = await bench({"tool_calls": [call("p.first"), call("p.second")]}, ports=(port,))
     assert (await asyncio.wait_for(b.say(), 30)).reason == "completed"
     assert b.results() == ["first", "second"]
 
@@ -113,7 +113,7 @@ async def test_tools_that_write_run_one_after_another(bench: MakeBench) -> None:
 
     tools = [Tool(name, "", {"type": "object"}, effect="write") for name in ("first", "second")]
     b = await bench(
-        {"tool_calls": [call("p:first"), call("p:second")]}, ports=(FakePort("p", *tools, behaviour=behaviour),)
+        {"tool_calls": [call("p.first"), call("p.second")]}, ports=(FakePort("p", *tools, behaviour=behaviour),)
     )
     await b.say()
     assert b.results() == ["first", "second"]
@@ -172,7 +172,7 @@ async def test_the_wall_time_ends_a_turn_in_mid_tool_with_a_result_for_the_call(
         raise AssertionError
 
     port = FakePort("p", tool("slow"), behaviour=behaviour)
-    b = await bench({"tool_calls": [call("p:slow")]}, ports=(port,), loop={"turn_timeout_s": 0.3})
+    b = await bench({"tool_calls": [call("p.slow")]}, ports=(port,), loop={"turn_timeout_s": 0.3})
     end = await b.say()
     assert (end.reason, end.recorded) == ("deadline", True)
     assert b.kinds()[-2:] == ["tool_result", "turn_end"]
@@ -224,7 +224,7 @@ async def test_a_call_whose_intent_cannot_be_audited_is_not_run(bench: MakeBench
         ran.append(name)
         return Outcome(ok=True, content="")
 
-    b = await bench({"tool_calls": [call("p:t")]}, ports=(FakePort("p", tool("t"), behaviour=behaviour),))
+    b = await bench({"tool_calls": [call("p.t")]}, ports=(FakePort("p", tool("t"), behaviour=behaviour),))
     b.parts.audit_log, b.parts.audit_fault = None, "the disk is full"
     assert (await b.say()).reason == "completed"
     assert ran == []
@@ -264,7 +264,7 @@ async def test_a_disk_that_refuses_the_batch_is_a_typed_end_and_the_session_goes
 
 
 async def test_a_turn_that_a_crash_left_open_is_ended_and_nothing_runs_again(bench: MakeBench) -> None:
-    b = await bench({"tool_calls": [call("p:t"), call("p:t", again=1)]}, ports=(FakePort("p", tool("t")),))
+    b = await bench({"tool_calls": [call("p.t"), call("p.t", again=1)]}, ports=(FakePort("p", tool("t")),))
 
     def crash(*_: object) -> None:
         raise SessionIoError("s", b.parts.home.path, "write", OSError(5, "pulled plug"))

@@ -36,10 +36,10 @@ from loopd.turn.parts import Parts
 from tests.model.test_templates import TEMPLATES
 from tests.model.tiny_gguf import make_tiny_gguf
 from tests.servers import model_file, start_model_server
-from tests.tools.fake import FakePort, tool
+from tests.tools.fake import FakePort, planned, tool
 
 NAMES = ("chatml", "drops-reasoning", "dated", "alternating", "no-system")
-ARGUMENTS = '{"name": "p:work", "arguments": {"n": %d}}'
+ARGUMENTS = '{"name": "p.work", "arguments": {"n": %d}}'
 
 Answer = Callable[[], Awaitable[Completion]]
 
@@ -123,8 +123,8 @@ async def talking(url: str, tmp_path: Path) -> AsyncIterator[Talk]:
         keeper = StateKeeper(home.slots, client, pool, table=lambda: config.model)
         audit_log = AuditLog.open(home.audit)
         stack.callback(audit_log.close)
-        registry = Registry((FakePort("p", tool("work")),), config.tools)
-        stack.push_async_callback(registry.close)
+        registry = Registry(planned(FakePort("p", tool("work"))), config.tools)
+        stack.callback(registry.close)
         watch = ModelWatch(home, client, pool, keeper)
         parts = Parts(home, config, client, pool, keeper, watch, registry, audit_log)
         baseline = await Engine(parts).baseline(lambda _why: None)
