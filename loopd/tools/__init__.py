@@ -9,4 +9,5 @@
 - `text`: a tool's output as clean text of bounded size
 - `registry`: joins the ports and runs a call to a result
 - `builtin`: clock and device
+- `files`: reading, listing, searching and writing below the configured roots
 """
