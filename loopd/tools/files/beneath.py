@@ -299,6 +299,20 @@ def _entries(directory: int) -> Iterator[Iterator[str]]:
         os.close(readable)
 
 
+def take_rights(new: int, directory: int, most: int) -> None:
+    """Give what is new in a directory the directory's group, where the system allows it, and of its rights `most`.
+
+    The bit that hands on a group is not taken: a sandbox may forbid it, and this does without.
+
+    Raises:
+        OSError: the rights cannot be given.
+    """
+    above = os.fstat(directory)
+    with suppress(PermissionError):
+        os.fchown(new, -1, above.st_gid)
+    os.fchmod(new, stat.S_IMODE(above.st_mode) & most)
+
+
 def make_directory(directory: int, name: str) -> None:
     """Make a directory, durable on return, that may be used by whoever may use the one that holds it.
 
@@ -310,7 +324,7 @@ def make_directory(directory: int, name: str) -> None:
         os.mkdir(name, 0o700, dir_fd=above)
         made = open_directory(above, name)
         try:
-            os.fchmod(made, stat.S_IMODE(os.fstat(above).st_mode) & 0o775)
+            take_rights(made, above, 0o775)
         finally:
             os.close(made)
         os.fsync(above)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from loopd.errors import ToolError
-from loopd.tools.files.beneath import Missing, Spot, Stop, open_directory, open_file, walk
+from loopd.tools.files.beneath import Missing, Spot, Stop, open_directory, open_file, take_rights, walk
 from loopd.tools.files.roots import Roots
 from loopd.tools.files.words import io, kind_of, shown
 
@@ -128,7 +128,7 @@ class _Replacement:
         """Give the new file the rights of the old one, or those that its directory suggests."""
         before = self._spot.info
         if before is None:
-            os.fchmod(file, stat.S_IMODE(os.fstat(directory).st_mode) & 0o664)
+            take_rights(file, directory, 0o664)
             return
         with suppress(PermissionError):
             os.fchown(file, -1, before.st_gid)

@@ -37,7 +37,7 @@ def test_missing_directories_are_made_only_when_asked_for_with_the_rights_of_the
     assert fault == f"There is no a in {tree.docs}. With directories set to true it is made."
     tree("write", path="a/b/new.txt", content="x", directories=True)
     assert (tree.docs / "a/b/new.txt").read_text() == "x"
-    assert [mode(tree.docs / name) & 0o777 for name in ("a", "a/b", "a/b/new.txt")] == [0o750, 0o750, 0o640]
+    assert [mode(tree.docs / name) for name in ("a", "a/b", "a/b/new.txt")] == [0o750, 0o750, 0o640]
 
 
 @pytest.mark.parametrize(("directory", "file"), [(0o700, 0o600), (0o755, 0o644), (0o2775, 0o664), (0o1777, 0o664)])
@@ -56,6 +56,13 @@ def test_a_file_that_was_there_keeps_its_mode_but_not_the_right_to_run_as_anothe
     (tree.docs / "note.txt").chmod(bits)
     tree("write", path="note.txt", content="x")
     assert mode(tree.docs / "note.txt") == bits & 0o777
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a file to another group needs root")
+def test_what_is_new_belongs_to_the_group_of_its_directory(tree: Tree) -> None:
+    os.chown(tree.docs, -1, 5678)
+    tree("write", path="a/b/new.txt", content="x", directories=True)
+    assert [(tree.docs / name).stat().st_gid for name in ("a", "a/b", "a/b/new.txt")] == [5678] * 3
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a file to another user needs root")
