@@ -27,6 +27,7 @@ log = logging.getLogger("loopd.tools.children")
 _ANSWER_S = 20.0
 _CLOSE_S = runner.GRACE_S + 5.0
 _BACKLOG = 1024
+_OWN = "child of loopd"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -172,18 +173,29 @@ class Children:
         """Return for `bxctl status` where tool processes run, and whether they are kept from the rest of the device.
 
         Returns:
-            `where`, `sandboxed`, `state` (up or down) and `reason`, why it is down.
+            `where`, `sandboxed` with a `note` on what it means, `state` (up or down) and `reason`, why it is down.
         """
         table = self._table()
+        greeting: dict[str, Any] = {}
         if not table.runner:
-            state = "down" if self._fault else "up"
-            return {"where": "child of loopd", "sandboxed": False, "state": state, "reason": self._fault}
-        try:
-            (_, writer), greeting = await self._open(table)
-        except ToolError as error:
-            return {"where": table.runner, "sandboxed": False, "state": "down", "reason": error.message}
-        writer.transport.abort()
-        return {"where": table.runner, "sandboxed": greeting.get("sandboxed") is True, "state": "up", "reason": ""}
+            fault = self._fault
+        else:
+            try:
+                (_, writer), greeting = await self._open(table)
+                writer.transport.abort()
+                fault = ""
+            except ToolError as error:
+                fault = error.message
+        sandboxed = bool(table.runner) and greeting.get("sandboxed") is True
+        user = "the runner's user" if table.runner else "loopd's own user"
+        note = "" if sandboxed else f"tool processes are not sandboxed: they may do whatever {user} may"
+        return {
+            "where": table.runner or _OWN,
+            "state": "down" if fault else "up",
+            "reason": fault,
+            "sandboxed": sandboxed,
+            "note": note,
+        }
 
     # --- the way to the runner --------------------------------------------------------------------------------------
 
@@ -196,7 +208,7 @@ class Children:
             ToolError: it is not there, or it refuses.
         """
         loop = asyncio.get_running_loop()
-        where = table.runner or "child of loopd"
+        where = table.runner or _OWN
         with ExitStack() as stack:
             link = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
             try:
@@ -205,7 +217,7 @@ class Children:
                     sent = socket.send_fds(link, [message], descriptors) if message else 0
                     connection = await asyncio.open_unix_connection(sock=link)
             except TimeoutError as error:
-                raise ToolError(f"the runner of tool processes ({where}) cannot be reached: {self._fault}") from error
+                raise ToolError(f"the runner of tool processes ({where}) takes no connection") from error
             except OSError as error:
                 why = error.strerror or str(error)
                 raise ToolError(f"the runner of tool processes ({where}) cannot be reached: {why}") from error
@@ -219,24 +231,34 @@ class Children:
         return connection, greeting
 
     async def _own(self) -> bytes:
-        """Return the address of the runner that is a child of the daemon; from now on there must be one."""
+        """Return the address of the runner that is a child of the daemon; from now on there must be one.
+
+        Raises:
+            ToolError: it dies as soon as it is started, and is not started again at once.
+        """
         self._wanted.set()
         await self._listening.wait()
+        if self._fault:
+            raise ToolError(self._fault)
         return self._own_address
 
     async def _run_for_ever(self, listener: socket.socket) -> None:
-        pause_s = _FIRST_PAUSE_S
+        """Run the runner again and again: at once where it has lived, else after longer and longer pauses."""
+        pause_s = 0.0
         while True:
             began_s = monotonic_s()
             try:
-                status = await self._run_once(listener)
-                self._fault = f"the runner of tool processes ended with status {status}"
+                why = f"it ended with status {await self._run_once(listener)}"
             except OSError as error:
-                self._fault = f"the runner of tool processes cannot be started: {error}"
-            lived = monotonic_s() - began_s > _LONGEST_PAUSE_S
-            pause_s = _FIRST_PAUSE_S if lived else min(2 * pause_s, _LONGEST_PAUSE_S)
-            log.warning("runner_ended reason=%r next_s=%g", self._fault, pause_s)
-            await asyncio.sleep(pause_s)
+                why = f"it cannot be started: {error}"
+            if monotonic_s() - began_s > _LONGEST_PAUSE_S:
+                pause_s = 0.0
+            log.warning("runner_down reason=%r again_s=%g", why, pause_s)
+            if pause_s:
+                self._fault = f"the runner of tool processes is down: {why}"
+                await asyncio.sleep(pause_s)
+                self._fault = ""
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) or _FIRST_PAUSE_S
 
     async def _run_once(self, listener: socket.socket) -> int:
         """Run the runner to its end and return its exit status.
@@ -253,7 +275,6 @@ class Children:
             env={"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"},
             start_new_session=True,
         )
-        self._fault = ""
         try:
             return await process.wait()
         finally:

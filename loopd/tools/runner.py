@@ -32,7 +32,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -66,7 +66,9 @@ def main() -> None:
         serve(listener, {os.geteuid()})
 
 
-def serve(listener: socket.socket, allowed_uids: Collection[int]) -> None:
+def serve(
+    listener: socket.socket, allowed_uids: Collection[int], on_ready: Callable[[], object] = lambda: None
+) -> None:
     """Serve until SIGTERM, SIGINT or SIGHUP; what runs then is ended by its wardens.
 
     The working directory is the `HOME` and the `TMPDIR` of all children.
@@ -74,12 +76,14 @@ def serve(listener: socket.socket, allowed_uids: Collection[int]) -> None:
     Args:
         listener: a listening Unix stream socket.
         allowed_uids: whose connections are served; all others are told so.
+        on_ready: called when signals are handled and connections will be.
     """
     _set(_PR_SET_CHILD_SUBREAPER, 1)
     listener.settimeout(0)
     greeting = {"sandboxed": is_sandboxed(Path("/proc/self/status").read_text("utf-8"))}
     wardens: set[int] = set()
     signals = _Signals()
+    on_ready()
     while True:
         came, connected = signals.wait(listener)
         if came & _ENDS:

@@ -13,6 +13,22 @@ from loopd.config import ToolsTable
 from loopd.tools.children import Child, Children
 
 PATIENCE_S = 60.0
+STUBBORN = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+wait = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
+def run(environment):
+    os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", wait], environment)
+if os.fork() == 0:
+    run(os.environ)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        run({})
+    os._exit(0)
+run(os.environ)
+"""
+"""A program that ignores SIGTERM, with a child and a grandchild that has its own session and no environment."""
 
 
 @asynccontextmanager
@@ -85,3 +101,10 @@ def parent_of(pid: int) -> int:
 def command_of(pid: int) -> list[str]:
     """The command line of a process."""
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+async def family(child: Child) -> list[int]:
+    """The processes of `STUBBORN`: the child, its child and its grandchild, once all of them run."""
+    pids = {int(await line(child)) for _ in range(3)}
+    assert child.pid in pids
+    return [child.pid, *(pids - {child.pid})]
