@@ -116,9 +116,10 @@ class Why(_SessionFrame):
 
 
 class Tools(_Frame):
-    """List the tool ports and their tools."""
+    """List the tool ports and their tools; with a query, only what find_tool finds for it, ranked."""
 
     type: Literal["tools"] = "tools"
+    query: Annotated[str, Field(max_length=1000)] = ""
 
 
 class Compact(_SessionFrame):

@@ -7,7 +7,7 @@
 - `find`: the answer of find_tool, within a token budget
 - `call`: what a model's call means, however it was written (pure)
 - `text`: a tool's output as clean text of bounded size
-- `registry`: joins the ports and runs a call to a result
+- `registry`: joins the ports and runs a call to a result; `counts`: how often, and how it went (pure)
 - `builtin`: clock and device; `services`: what systemd says for it
 - `files`: reading, listing, searching and writing below the configured roots
 """

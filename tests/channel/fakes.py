@@ -198,9 +198,10 @@ class FakeEngine:
     async def status(self) -> dict[str, Any]:
         return {"model": {"alias": "fake", "state": "ready"}}
 
-    def tools(self) -> list[dict[str, Any]]:
-        clock = {"name": "clock", "description": "Tell the time.", "effect": "read"}
-        return [{"port": "builtin", "state": "up", "tools": [clock]}]
+    def tools(self, query: str) -> list[dict[str, Any]]:
+        clock = {"name": "clock", "description": "Tell the time.", "effect": "read", "calls": 0, "failed": 0}
+        clock |= {"last_failure": None, "failed_at": None} | ({"rank": 1} if query else {})
+        return [{"port": "builtin", "state": "up", "reason": "", "tools": [clock]}]
 
 
 class RawClient:
