@@ -112,7 +112,7 @@ def test_an_unknown_port_is_a_usage_error(served: Bxctl) -> None:
 @pytest.mark.usefixtures("listed", "served")
 def test_on_a_terminal_no_line_is_longer_than_it(columns: int, root: Path) -> None:
     leader, follower = pty.openpty()
-    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "dumb", "NO_COLOR": "1"}
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm", "NO_COLOR": "1"}
     shown = bytearray()
 
     def read() -> None:
