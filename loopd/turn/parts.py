@@ -15,6 +15,7 @@ from loopd.model.slots import SlotPool
 from loopd.model.tally import Tally
 from loopd.model.watch import ModelWatch
 from loopd.proto.frames import ServerFrame
+from loopd.tools.mends import Mends
 from loopd.tools.registry import Registry
 
 Emit = Callable[[ServerFrame], None]
@@ -40,6 +41,7 @@ class Parts:
     audit_log: AuditLog | None
     audit_fault: str = ""
     tally: Tally = field(default_factory=Tally)
+    mends: Mends = field(default_factory=Mends)
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def audit(self, event: str, **facts: Any) -> None:  # noqa: ANN401 - any JSON value
