@@ -36,7 +36,7 @@ class Outcome:
     def fault(self) -> str:
         """What was found wrong, in a line."""
         said = [line[1:].strip() for line in self.why.splitlines() if line.startswith("E ")] or self.why.splitlines()
-        return said[0] if said else ""
+        return said[0].removeprefix("AssertionError: ") if said else ""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,8 @@ class Report:
         console.print(self.counts)
         for outcome in self.outcomes:
             if outcome.result == "FAILED":
-                console.print(Text(f"FAILED {outcome.check}: {outcome.fault}", style=_COLOURS["FAILED"]))
+                fault = Text(f"FAILED {outcome.check}: {outcome.fault}", style=_COLOURS["FAILED"])
+                console.print(fault, soft_wrap=True)
 
     def write(self, folder: Path) -> None:
         """Write report.json and report.html."""
