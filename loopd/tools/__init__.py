@@ -10,5 +10,6 @@
 - `policy`: whether a tool may run: allow, ask or deny (pure)
 - `text`: a tool's output as clean text of bounded size
 - `registry`: joins the ports and runs a call to a result
-- `builtin`: clock and device
+- `builtin`: clock and device; `services`: what systemd says for it
+- `files`: reading, listing, searching and writing below the configured roots
 """

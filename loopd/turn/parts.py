@@ -15,6 +15,7 @@ from loopd.model.slots import SlotPool
 from loopd.model.tally import Tally
 from loopd.model.watch import ModelWatch
 from loopd.proto.frames import ServerFrame
+from loopd.tools.children import Children
 from loopd.tools.mends import Mends
 from loopd.tools.registry import Registry
 
@@ -39,6 +40,7 @@ class Parts:
     watch: ModelWatch
     registry: Registry
     audit_log: AuditLog | None
+    children: Children
     audit_fault: str = ""
     tally: Tally = field(default_factory=Tally)
     mends: Mends = field(default_factory=Mends)

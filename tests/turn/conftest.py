@@ -22,6 +22,7 @@ from loopd.model.watch import ModelWatch
 from loopd.proto.frames import ApprovalRequest, Choice, ServerFrame, TurnEndFrame
 from loopd.proto.records import ToolResult
 from loopd.session.store import Session
+from loopd.tools.children import Children
 from loopd.tools.port import ToolPort
 from loopd.tools.registry import Registry
 from loopd.turn.approvals import Approvals
@@ -135,7 +136,9 @@ async def _bench(
         stack.callback(audit_log.close)
         registry = Registry(planned(*ports), config.tools)
         stack.callback(registry.close)
-        parts = Parts(home, config, client, pool, keeper, ModelWatch(home, client, pool, keeper), registry, audit_log)
+        children = Children(lambda: config.tools, home.path / "run" / "tools")
+        watch = ModelWatch(home, client, pool, keeper)
+        parts = Parts(home, config, client, pool, keeper, watch, registry, audit_log, children)
         baseline = await Engine(parts).baseline(print)
         audit_log.append("session_created", session="s")
         session = Session.create(home, "s", baseline, owner_uid=0, limits=config.loop)
