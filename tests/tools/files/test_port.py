@@ -9,19 +9,26 @@ from typing import Any
 
 import pytest
 
-from loopd.config import FilesTable, ToolsTable
+from loopd.config import Config, FilesTable, ToolsTable
 from loopd.home import Home
+from loopd.tools.children import Children
 from loopd.tools.files import port as module
 from loopd.tools.files.beneath import Stop
 from loopd.tools.files.port import Files, definitions
 from loopd.tools.files.roots import Roots
 from loopd.tools.port import Outcome
 from loopd.tools.ports import plans
-from loopd.tools.registry import Registry
+from loopd.tools.registry import PortPlan, Registry
 from tests.tools.fake import planned
 from tests.tools.files.tree import INSIDE, Tree
 
 PATIENCE_S = 60.0
+
+
+def planned_of(table: ToolsTable, directory: Path) -> list[PortPlan]:
+    """The plans of `[tools]` for a home below `directory`."""
+    children = Children(lambda: table, directory / "run")
+    return list(plans(Config(tools=table), Home(directory / "home"), children))
 
 
 def registry(*ports: Files) -> Registry:
@@ -76,7 +83,7 @@ async def test_bytes_that_are_not_utf8_are_replaced_and_the_result_says_so(tree:
 )
 async def test_each_tool_is_found_first_by_what_it_does(tree: Tree, asked: str, name: str) -> None:
     table = ToolsTable(files=FilesTable(write=(str(tree.docs),)))
-    tools = Registry(plans(table, Home(tree.path / "home")), table)
+    tools = Registry(planned_of(table, tree.path), table)
     call = tools.prepare("find_tool", json.dumps({"query": asked}))
     answer = (await tools.run(call, timeout_s=PATIENCE_S, max_bytes=16_384)).content
     assert answer.splitlines()[1].startswith(f"- files.{name}: ")
@@ -86,7 +93,7 @@ async def test_each_tool_is_found_first_by_what_it_does(tree: Tree, asked: str, 
 
 def test_the_port_is_there_only_where_roots_are(tmp_path: Path) -> None:
     def names(**table: Any) -> list[str]:
-        return [plan.name for plan in plans(ToolsTable(**table), Home(tmp_path / "home"))]
+        return [plan.name for plan in planned_of(ToolsTable(**table), tmp_path)]
 
     roots = {"files": FilesTable(read=(str(tmp_path),))}
     assert names() == ["builtin"]
@@ -106,10 +113,9 @@ def test_writing_is_offered_only_where_a_root_may_be_written_and_is_an_effect(tm
 
 def test_a_root_changed_on_disk_makes_the_plan_another_one(tree: Tree) -> None:
     table = ToolsTable(files=FilesTable(read=(str(tree.path / "link"),)))
-    home = Home(tree.path / "home")
-    settings = [list(plans(table, home))[1].settings]
+    settings = [planned_of(table, tree.path)[1].settings]
     (tree.path / "link").symlink_to(tree.docs)
-    settings += [list(plans(table, home))[1].settings for _ in range(2)]
+    settings += [planned_of(table, tree.path)[1].settings for _ in range(2)]
     assert settings[0] != settings[1] == settings[2]
 
 
