@@ -106,7 +106,7 @@ async def test_a_session_that_is_opened_anew_asks_again(at_work: MakeWork) -> No
     b = await at_work(call("files.write"))
     b.choices = ["session"]
     await b.say()
-    b.__post_init__()
+    b.reopen()
     b.choices = ["deny"]
     await b.say(key="k2")
     assert len(b.shown(ApprovalRequest)) == 2
