@@ -324,6 +324,9 @@ class LiveSession:
             await self._show_rest()
 
     def _busy(self) -> TurnBusy:
+        if self.asking:
+            waits = f"session {self.id} has a turn in flight, which waits for an approval"
+            return TurnBusy(waits, hint=f"bxctl approve {self.id} shows what it asks; bxctl cancel {self.id} ends it")
         what = "a turn in flight" if self._turn else "a compaction in flight"
         return TurnBusy(f"session {self.id} has {what}", hint=f"wait for its end, or bxctl cancel {self.id}")
 

@@ -106,7 +106,7 @@ class FakeEngine:
         return self.gates[text]
 
     async def is_held(self) -> None:
-        """Wait until a turn has come to its gate."""
+        """Wait until a turn has come to its gate, or asks."""
         async with asyncio.timeout(PATIENCE_S):
             await self.waiting.acquire()
 
@@ -130,6 +130,7 @@ class FakeEngine:
         try:
             self.ran.append(text)
             if seconds := self.questions.get(text):
+                self.waiting.release()
                 question = QUESTION_FRAME.model_copy(update={"call": len(self.answers) + 1, "seconds": seconds})
                 self.answers.append(await approvals.ask(question, emit))
             return await self._turn(session, text, key, emit)

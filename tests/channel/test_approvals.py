@@ -165,6 +165,16 @@ async def test_a_stop_ends_a_turn_that_waits(home: Home, config: Config, engine:
     assert engine.answers == []
 
 
+async def test_who_finds_the_session_busy_is_told_that_it_waits_for_an_approval(
+    daemon: Daemon, approver: RawClient
+) -> None:
+    await ask(approver)
+    error = await error_of(approver, Say(session="s", text="something else", key="other"))
+    assert error.code == "busy"
+    assert "waits for an approval" in error.message
+    assert "bxctl approve s" in error.hint
+
+
 async def test_the_list_of_sessions_shows_which_one_waits(daemon: Daemon, approver: RawClient) -> None:
     async def asking() -> list[bool]:
         return [row["asking"] for row in (await approver.ask(List()))["sessions"]]

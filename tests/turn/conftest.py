@@ -51,6 +51,10 @@ class Bench:
     asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Forget what was allowed for the session, as when the daemon has closed it."""
         self.approvals = Approvals(lambda: self.approvers)
 
     def emit(self, frame: ServerFrame) -> None:

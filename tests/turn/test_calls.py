@@ -106,7 +106,7 @@ async def test_a_session_that_is_opened_anew_asks_again(at_work: MakeWork) -> No
     b = await at_work(call("files.write"))
     b.choices = ["session"]
     await b.say()
-    b.__post_init__()
+    b.reopen()
     b.choices = ["deny"]
     await b.say(key="k2")
     assert len(b.shown(ApprovalRequest)) == 2
@@ -207,7 +207,7 @@ async def test_waiting_for_an_answer_takes_none_of_the_turns_time_and_no_slot(
     b = await at_work(call("files.write"), turn_timeout_s=60.0)
     turn = asyncio.ensure_future(b.say())
     await asyncio.wait_for(b.asked.wait(), PATIENCE_S)
-    assert all(slot.get("holder") is None for slot in b.parts.keeper.slots())
+    assert [slot["busy"] for slot in b.parts.keeper.slots()] == [False]
     real = asyncio.get_running_loop().time
     monkeypatch.setattr("loopd.turn.loop.monotonic_s", lambda: real() + 3600)
     b.approvals.answer(1, "once", uid=7, pid=77)
