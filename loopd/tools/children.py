@@ -24,7 +24,7 @@ from loopd.tools import runner
 
 log = logging.getLogger("loopd.tools.children")
 
-_ANSWER_S = 20.0
+_ANSWER_S, _LOOK_S = 20.0, 2.0
 _CLOSE_S = runner.GRACE_S + 5.0
 _BACKLOG = 1024
 _OWN = "child of loopd"
@@ -182,11 +182,14 @@ class Children:
             fault = self._fault
         else:
             try:
-                _, (_, writer), greeting = await self._open(table)
+                async with asyncio.timeout(_LOOK_S):
+                    _, (_, writer), greeting = await self._open(table)
                 writer.transport.abort()
                 fault = ""
             except ToolError as error:
                 fault = error.message
+            except TimeoutError:
+                fault = f"the runner of tool processes did not answer within {_LOOK_S:g} s"
         sandboxed = bool(table.runner) and greeting.get("sandboxed") is True
         user = "the runner's user" if table.runner else "loopd's own user"
         note = "" if sandboxed else f"tool processes are not sandboxed: they may do whatever {user} may"
@@ -340,4 +343,6 @@ def _decoded(line: bytes) -> dict[str, Any]:
 
 
 def _error(message: Mapping[str, Any]) -> str:
-    return str(message.get("error", "the runner does not speak as this release does"))
+    """Return why the runner refuses, as one line that can be written anywhere: it may name what a caller made up."""
+    text = str(message.get("error", "the runner does not speak as this release does"))
+    return " ".join(text.encode("utf-8", "backslashreplace").decode("utf-8").split())

@@ -62,9 +62,15 @@ async def test_close_ends_what_ignores_it_has_a_session_of_its_own_or_another_en
 
 
 async def test_a_child_that_heeds_sigterm_has_the_time_for_its_last_words(tmp_path: Path) -> None:
-    code = "import signal; signal.signal(15, lambda *_: (print('bye', flush=True), exit(0))); print(1, flush=True)"
+    code = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("ready", flush=True)
+signal.sigwait({signal.SIGTERM})
+print("bye", flush=True)
+"""
     async with kept(tmp_path) as children:
-        child = await children.start(python(f"{code}; signal.pause()"))
+        child = await children.start(python(code))
         await line(child)
         closing = asyncio.create_task(child.close())
         assert await line(child) == "bye"
