@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from loopd.proto.frames import ServerFrame, TurnEndFrame
 from loopd.session.baseline import Baseline
 from loopd.session.store import Session
+from loopd.turn.approvals import Approvals
 
 Emit = Callable[[ServerFrame], None]
 
@@ -32,10 +33,10 @@ class Engine(Protocol):
         """
         ...
 
-    async def run_turn(self, session: Session, text: str, key: str, emit: Emit) -> TurnEndFrame:
+    async def run_turn(self, session: Session, text: str, key: str, emit: Emit, approvals: Approvals) -> TurnEndFrame:
         """Run one turn to its end; cancelling the task cancels the turn.
 
-        Each record is emitted after it is durable. The end is returned, not emitted.
+        Each record is emitted after it is durable. The end is returned, not emitted. `approvals` is asked about calls.
 
         Raises:
             LoopdError: the turn could not be run or recorded.
@@ -82,10 +83,11 @@ class Engine(Protocol):
         """Remove what is kept of a session that is deleted, outside its directory."""
         ...
 
-    def tools(self, query: str) -> list[dict[str, Any]]:
+    def tools(self, query: str, session_id: str) -> list[dict[str, Any]]:
         """Return the ports: `{"port", "state", "reason", "tools": [{"name", "description", "effect", "calls", …}]}`.
 
         Args:
             query: "" for all tools, else only what find_tool finds for it, each with its `rank`.
+            session_id: whose calls the policy's `decision` is about; "" for a session that no rule names.
         """
         ...

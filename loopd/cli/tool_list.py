@@ -12,26 +12,31 @@ from loopd.cli.context import Context
 from loopd.cli.daemon import ask, json_option, print_json
 from loopd.cli.render import console, number, short
 from loopd.proto import frames
+from loopd.proto.ids import check_session_id
 
 _FEW = 40
 _LEAST = 10
 _GAP = 2
 _NUMBERS = frozenset({"TOOLS", "CALLS", "FAILED"})
-_STYLES = {"down": "red", "write": "yellow"}
+_STYLES = {"down": "red", "ask": "yellow", "deny": "red"}
 
 
 @click.command()
 @click.argument("words", nargs=-1)
 @click.option("--all", "all_tools", is_flag=True, help=f"List the tools also where there are more than {_FEW}.")
 @click.option("--port", metavar="NAME", help="Of this port only.")
+@click.option("--session", metavar="ID", help="With what the policy decides in this session.")
 @json_option
 @click.pass_obj
-def tools(ctx: Context, words: tuple[str, ...], *, all_tools: bool, port: str | None, as_json: bool) -> None:
+def tools(
+    ctx: Context, words: tuple[str, ...], *, all_tools: bool, port: str | None, session: str | None, as_json: bool
+) -> None:
     """List the ports and their tools; with WORDS, the tools that the model finds for them, the best first.
 
-    Calls are counted since the daemon started.
+    Calls are counted since the daemon started. POLICY is what [tools.policy] says about a call: allow, ask or deny.
     """
-    ports = ask(ctx, frames.Tools(query=" ".join(words)))
+    session = check_session_id(session) if session else ""
+    ports = ask(ctx, frames.Tools(query=" ".join(words), session=session))
     if port is not None:
         ports = [one for one in ports if one["port"] == port]
         if not ports:
@@ -83,13 +88,14 @@ def _print_tools(listed: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
         (
             short(f"{port['port']}.{tool['name']}"),
             tool["effect"],
+            tool["decision"],
             number(tool["calls"]),
             number(tool["failed"]),
             short(f"{'' if port['state'] == 'up' else '(unavailable now) '}{tool['description']}"),
         )
         for port, tool in listed
     ]
-    _print(("TOOL", "EFFECT", "CALLS", "FAILED", "DESCRIPTION"), rows)
+    _print(("TOOL", "EFFECT", "POLICY", "CALLS", "FAILED", "DESCRIPTION"), rows)
 
 
 def _print(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -13,6 +13,7 @@ from loopd.tools.catalogue import Catalogue
 from loopd.tools.counts import Counts
 from loopd.tools.find import answer
 from loopd.tools.meta import DEFINITIONS
+from loopd.tools.policy import decide
 from loopd.tools.port import Outcome, Tool, ToolPort
 from loopd.tools.text import clean
 
@@ -107,11 +108,12 @@ class Registry:
         text = clean(outcome.content, max_bytes)
         return replace(outcome, content=text.text, cut=outcome.cut + text.cut, lossy=outcome.lossy or text.lossy)
 
-    def describe(self, query: str = "") -> list[dict[str, Any]]:
+    def describe(self, query: str = "", session_id: str = "") -> list[dict[str, Any]]:
         """Return ports and tools for `bxctl tools`.
 
         Args:
             query: only the tools that find_tool finds for it, each with its place as `rank`, 1 being the best.
+            session_id: whose calls the policy decides about; "" for those of a session that no rule names.
         """
         ranks: dict[str, int] = {}
         if query:
@@ -123,7 +125,7 @@ class Registry:
                 "state": port.state,
                 "reason": port.reason,
                 "tools": [
-                    self._described(port, tool) | ({"rank": ranks[name]} if query else {})
+                    self._described(name, tool, session_id) | ({"rank": ranks[name]} if query else {})
                     for tool in port.tools()
                     if (name := f"{port.name}.{tool.name}") in ranks or not query
                 ],
@@ -131,9 +133,16 @@ class Registry:
             for port in self._ports.values()
         ]
 
-    def _described(self, port: ToolPort, tool: Tool) -> dict[str, Any]:
-        facts = {"name": tool.name, "description": tool.description, "effect": tool.effect}
-        return facts | self._counts.describe(f"{port.name}.{tool.name}")
+    def _described(self, name: str, tool: Tool, session_id: str) -> dict[str, Any]:
+        verdict = decide(self._table.policy, session_id, name, tool.effect)
+        return {
+            "name": tool.name,
+            "description": tool.description,
+            "effect": tool.effect,
+            "decision": verdict.decision,
+            "rule": verdict.rule,
+            **self._counts.describe(name),
+        }
 
     async def _run_tool(self, call: Prepared, timeout_s: float) -> Outcome:
         """Run a tool and count how it went; one that is cancelled has neither worked nor failed."""

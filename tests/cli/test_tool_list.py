@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import subprocess
 import sys
 import threading
@@ -16,7 +17,8 @@ from tests.cli.daemon import Bxctl
 
 def tool(name: str, description: str = "Does it.", **facts: Any) -> dict[str, Any]:
     counts = {"calls": 0, "failed": 0, "last_failure": None, "failed_at": None}
-    return {"name": name, "description": description, "effect": "read", **counts, **facts}
+    policy = {"effect": "read", "decision": "allow", "rule": '[tools.policy] read = "allow"'}
+    return {"name": name, "description": description, **policy, **counts, **facts}
 
 
 def port(name: str, *tools: dict[str, Any], state: str = "up", reason: str = "") -> dict[str, Any]:
@@ -26,7 +28,11 @@ def port(name: str, *tools: dict[str, Any], state: str = "up", reason: str = "")
 FAILED = {"calls": 1200, "failed": 2, "last_failure": "no such file", "failed_at": "2026-12-01T14:05:06.000001Z"}
 PORTS = [
     port("builtin", tool("clock", "Tell the time.", calls=3)),
-    port("files", tool("read", "Read \x1b[31ma file." + " More." * 100, **FAILED), tool("write", effect="write")),
+    port(
+        "files",
+        tool("read", "Read \x1b[31ma file." + " More." * 100, **FAILED),
+        tool("write", effect="write", decision="ask"),
+    ),
     port("git", tool("log"), state="down", reason="connection refused"),
 ]
 MANY = port("many", *(tool(f"tool_{number}") for number in range(1000)))
@@ -37,7 +43,9 @@ def listed(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str
     """What the daemon lists; a test may change it. Asked for words it ranks all tools backwards."""
     ports = [dict(one) for one in PORTS]
 
-    def tools(query: str) -> list[dict[str, Any]]:
+    def tools(query: str, session_id: str) -> list[dict[str, Any]]:
+        if session_id:
+            return [port("of", tool(session_id, decision="deny"))]
         if not query:
             return ports
         found = ports if "file" in query else []
@@ -61,12 +69,12 @@ def test_ports_come_first_with_state_sums_and_reason_or_last_failure_then_the_to
         ["git", "down", "1", "0", "0", "connection", "refused"],
         [],
     ]
-    names = [row[:4] for row in rows(out)[6:]]
+    names = [row[:5] for row in rows(out)[6:]]
     assert names == [
-        ["builtin.clock", "read", "3", "0"],
-        ["files.read", "read", "1,200", "2"],
-        ["files.write", "write", "0", "0"],
-        ["git.log", "read", "0", "0"],
+        ["builtin.clock", "read", "allow", "3", "0"],
+        ["files.read", "read", "allow", "1,200", "2"],
+        ["files.write", "write", "ask", "0", "0"],
+        ["git.log", "read", "allow", "0", "0"],
     ]
     assert out.splitlines()[-1].rstrip().endswith("(unavailable now) Does it.")
     assert "\x1b" not in out
@@ -102,6 +110,12 @@ def test_json_holds_everything(served: Bxctl) -> None:
 
 
 @pytest.mark.usefixtures("listed")
+def test_the_policy_may_be_asked_about_the_calls_of_one_session(served: Bxctl) -> None:
+    assert rows(served("tools", "--session", "work-1").out)[-1][:3] == ["of.work-1", "read", "deny"]
+    assert served("tools", "--session", "No Session").status == 2
+
+
+@pytest.mark.usefixtures("listed")
 def test_an_unknown_port_is_a_usage_error(served: Bxctl) -> None:
     done = served("tools", "--port", "gti")
     assert done.status == 2
@@ -112,7 +126,7 @@ def test_an_unknown_port_is_a_usage_error(served: Bxctl) -> None:
 @pytest.mark.usefixtures("listed", "served")
 def test_on_a_terminal_no_line_is_longer_than_it(columns: int, root: Path) -> None:
     leader, follower = pty.openpty()
-    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm", "NO_COLOR": "1"}
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
     shown = bytearray()
 
     def read() -> None:
@@ -129,6 +143,6 @@ def test_on_a_terminal_no_line_is_longer_than_it(columns: int, root: Path) -> No
     os.close(follower)
     reader.join(60)
     os.close(leader)
-    lines = shown.decode().splitlines()
+    lines = re.sub(r"\x1b\[[\d;]*m", "", shown.decode()).splitlines()
     assert max(map(len, lines)) <= columns
     assert any(line.startswith("files.read") for line in lines)

@@ -2,7 +2,7 @@ import asyncio
 import json
 from typing import Any
 
-from loopd.config import ToolsTable
+from loopd.config import PolicyTable, Rules, ToolsTable
 from loopd.errors import ToolError
 from loopd.tools.meta import DEFINITIONS
 from loopd.tools.port import Outcome, Tool
@@ -146,6 +146,8 @@ def test_the_description_lists_ports_with_their_state_and_tools() -> None:
                     "name": "act",
                     "description": "Act now.",
                     "effect": "read",
+                    "decision": "allow",
+                    "rule": '[tools.policy] read = "allow"',
                     "calls": 0,
                     "failed": 0,
                     "last_failure": None,
@@ -163,6 +165,18 @@ def test_asked_for_words_the_description_holds_what_find_tool_finds_ranked() -> 
     assert {listed["name"]: listed["rank"] for listed in found[0]["tools"]} == {"paint": 1, "wall": 2}
     assert found[1]["tools"] == []
     assert all("rank" not in listed for listed in tools.describe()[0]["tools"])
+
+
+def test_the_description_holds_what_the_policy_decides_in_general_and_for_a_session() -> None:
+    policy = PolicyTable(deny=("port.act",), sessions={"work-*": Rules(ask=("port.see",))})
+    port = FakePort("port", tool("act"), tool("see"))
+    tools = Registry(planned(port), ToolsTable(policy=policy))
+
+    def decided(session_id: str) -> list[str]:
+        return [listed["decision"] for listed in tools.describe(session_id=session_id)[0]["tools"]]
+
+    assert decided("") == ["deny", "allow"]
+    assert decided("work-1") == ["deny", "ask"]
 
 
 async def test_calls_are_counted_and_the_last_failure_is_told() -> None:
