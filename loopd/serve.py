@@ -144,7 +144,7 @@ def _parts(home: Home, config: Config) -> Parts:
         pool=pool,
         keeper=keeper,
         watch=ModelWatch(home, client, pool, keeper),
-        registry=Registry(plans(config.tools, home), config.tools),
+        registry=Registry(plans(config.tools, home), config.tools, vectors=home.tool_vectors),
         audit_log=audit_log,
         audit_fault=fault,
     )

@@ -1,5 +1,4 @@
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,10 +22,8 @@ FETCH = ("web.fetch", {"url": URL})
 
 
 @pytest.fixture(scope="module")
-def catalogue() -> Iterator[Catalogue]:
-    made = Catalogue(PORTS)
-    yield made
-    made.close()
+def catalogue() -> Catalogue:
+    return Catalogue(PORTS)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +149,4 @@ JSON = st.recursive(
 
 @given(st.sampled_from(["call_tool", "find_tool", "fetch", "", "\ud800"]), JSON.map(json.dumps) | st.text(max_size=20))
 def test_no_call_raises(name: str, text: str) -> None:
-    catalogue = Catalogue(PORTS)
-    try:
-        assert isinstance(prepare(name, text, catalogue), Prepared | Find | Outcome)
-    finally:
-        catalogue.close()
+    assert isinstance(prepare(name, text, Catalogue(PORTS)), Prepared | Find | Outcome)
