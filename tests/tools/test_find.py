@@ -78,7 +78,7 @@ def test_of_a_schema_of_45_kb_an_outline_is_shown() -> None:
     assert len(json.dumps(large.schema)) > 45_000
     line = answered("do it", [("p", (large,))]).splitlines()[3]
     shown = json.loads(line.removeprefix("  arguments: "))
-    assert shown == {"properties": dict.fromkeys(options, {"type": "object"}), "required": ["option_0"]}
+    assert shown == {"properties": {name: {"type": "object"} for name in options}, "required": ["option_0"]}
 
 
 def test_up_to_eight_hits_are_shown_by_default() -> None:
