@@ -18,6 +18,7 @@ _LAZY = {
     "model": ("loopd.cli.model_commands", "Fetch, serve and check a model."),
     "restore": ("loopd.cli.backup_commands", "Put the sessions of a backup into the home."),
     "session": ("loopd.cli.session_commands", "Verify, repair and fork sessions on disk."),
+    "tools": ("loopd.cli.tools_commands", "Run the processes of tools; check executables."),
 }
 
 
@@ -54,11 +55,10 @@ def config() -> None:
 
 @config.command("check")
 @click.argument("file", type=click.Path(path_type=Path))
-def config_check(file: Path) -> None:
+@click.pass_obj
+def config_check(ctx: Context, file: Path) -> None:
     """Refuse FILE, or say that it is good."""
-    from loopd.config import load_config
-
-    load_config(file, required=True)
+    ctx.load(file, required=True)
     click.echo(f"{file}: ok")
 
 

@@ -7,8 +7,11 @@
   optional extra, by meaning; `indexing`: makes the index in a thread while the last one ranks
 - `schema`: JSON Schema made short, made an example, and used to validate
 - `find`: the answer of find_tool, within a token budget
-- `call`: what a model's call means, however it was written (pure)
+- `call`: what a model's call means, however it was written, and how it had to be mended (pure)
+- `mends`: how many calls of each model had to be mended or were refused (pure)
+- `policy`: whether a tool may run: allow, ask or deny (pure)
 - `text`: a tool's output as clean text of bounded size
 - `registry`: joins the ports and runs a call to a result
-- `builtin`: clock and device
+- `builtin`: clock and device; `services`: what systemd says for it
+- `files`: reading, listing, searching and writing below the configured roots
 """

@@ -20,9 +20,10 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
-from loopd.config import ToolsTable
+from loopd.config import Config, FilesTable, ToolsTable
 from loopd.home import Home
 from loopd.tools.catalogue import Catalogue
+from loopd.tools.children import Children
 from loopd.tools.find import answer
 from loopd.tools.port import Tool
 from loopd.tools.ports import plans
@@ -74,8 +75,13 @@ def _read(path: Path) -> tuple[str, Sequence[Tool]]:
 
 
 def _own() -> Listed:
-    with TemporaryDirectory() as home:
-        return [(plan.name, plan.make().tools()) for plan in plans(ToolsTable(), Home(Path(home)))]
+    """Return what loopd's own ports list, the file tools included."""
+    with TemporaryDirectory() as directory:
+        home = Home(Path(directory) / "home")
+        home.make()
+        config = Config(tools=ToolsTable(files=FilesTable(write=(directory,))))
+        children = Children(lambda: config.tools, home.path)
+        return [(plan.name, plan.make().tools()) for plan in plans(config, home, children)]
 
 
 def _tokens(model: httpx.Client, text: str) -> int:
