@@ -24,8 +24,8 @@ def plans(config: Config, home: Home, children: Children) -> Iterator[PortPlan]:
     table, max_bytes = config.tools, config.loop.max_result_bytes
     yield PortPlan("builtin", table.builtin, lambda: Builtin(table.builtin, disk=home.path))
     if "files" in table.builtin and (table.files.read or table.files.write):
-        roots = Roots.of(table.files, home)
-        yield PortPlan("files", roots, lambda: Files(roots))
+        roots = Roots.of(config, home)
+        yield PortPlan("files", (roots, max_bytes), lambda: Files(roots, max_bytes))
     if table.executables:
         directory = Path(table.executables)
         yield PortPlan("executables", (directory, max_bytes), lambda: Executables(directory, children, max_bytes))

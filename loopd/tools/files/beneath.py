@@ -8,7 +8,6 @@ in a target never asks the kernel, for which it could lead out of a root that wa
 import difflib
 import os
 import stat
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Self
 from loopd.errors import ToolError
 from loopd.tools.files.roots import Root, parts_of
 from loopd.tools.files.words import io, kind_of, shown
+from loopd.tools.files.work import Stop
 
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -27,26 +27,6 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MAX_LINKS = 40
 _MAX_STEPS = 4096
 _MAX_NEAR = 500
-
-
-class Stopped(Exception):
-    """The call was cancelled; nobody waits for what it would have given."""
-
-
-class Stop:
-    """Tells work in a thread to end; it asks at every step."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def set(self) -> None:
-        """End the work at its next step."""
-        self._event.set()
-
-    def check(self) -> None:
-        """Raise `Stopped` if the work is to end."""
-        if self._event.is_set():
-            raise Stopped
 
 
 @dataclass(slots=True)

@@ -6,15 +6,15 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
-from loopd.tools.files.beneath import Spot, Stop, walk
-from loopd.tools.files.roots import Roots, parts_of
+from loopd.tools.files.beneath import Spot, walk
+from loopd.tools.files.roots import parts_of
 from loopd.tools.files.words import io, kind_of, shown
+from loopd.tools.files.work import Work
 
 MAX_ENTRIES = 200
-MAX_BYTES = 8000
 
 
-def list_directory(roots: Roots, arguments: dict[str, Any], stop: Stop) -> str:
+def list_directory(work: Work, arguments: dict[str, Any]) -> str:
     """Return one line for each entry: a directory's name with `/`, a file's with its size, a link's with its target.
 
     Without a path, and with several roots, the roots. Memory and answer are bounded however many entries there are.
@@ -23,32 +23,32 @@ def list_directory(roots: Roots, arguments: dict[str, Any], stop: Stop) -> str:
         ToolError: the path.
         Stopped: as told.
     """
-    path, first = arguments.get("path") or "", int(arguments.get("offset") or 1)
+    roots, path, first = work.roots, arguments.get("path") or "", int(arguments.get("offset") or 1)
     if not parts_of(path) and not path.startswith("/"):
         if roots.only is None:
             return "\n".join(f"{shown(root.path)}/{' (may be written)' if root.writable else ''}" for root in roots)
         path = roots.only.path
-    with walk(*roots.locate(path), stop) as spot:
+    with walk(*roots.locate(path), work.stop) as spot:
         if spot.info is not None and not spot.is_directory:
             return f"This is no directory: {entry(spot.directory, spot.name, spot.path)}"
         with spot.listed() as directory, io("list", spot.path):
-            return _shown(spot, directory, first, stop)
+            return _shown(spot, directory, first, work)
 
 
-def _shown(spot: Spot, directory: int, first: int, stop: Stop) -> str:
+def _shown(spot: Spot, directory: int, first: int, work: Work) -> str:
     total = 0
 
     def names() -> Iterator[str]:
         nonlocal total
         with os.scandir(directory) as entries:
             for entry in entries:
-                stop.check()
+                work.stop.check()
                 total += 1
                 yield entry.name
 
     found = heapq.nsmallest(first - 1 + MAX_ENTRIES, names())[first - 1 :]
     lines: list[str] = []
-    room = MAX_BYTES
+    room = work.page_bytes
     for name in found:
         line = entry(directory, name, name)
         room -= len(line.encode("utf-8", "surrogateescape")) + 1

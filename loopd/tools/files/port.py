@@ -5,20 +5,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from loopd.tools.files.beneath import Stop
 from loopd.tools.files.listing import list_directory
 from loopd.tools.files.reading import DEFAULT_LINES, read
 from loopd.tools.files.roots import MAX_PATH_CHARS, Roots, named
 from loopd.tools.files.searching import search
+from loopd.tools.files.work import PAGE_BYTES, Work
 from loopd.tools.files.writing import write
 from loopd.tools.port import Outcome, PortState, Tool
 
 _THREADS = 4
 _END_S = 2.0
+_LEAST_PAGE_BYTES = 128
+_HEAD_BYTES = 600
 _MAX_NAME_CHARS = 200
 
-_Work = Callable[[Roots, dict[str, Any], Stop], str]
-_WORK: dict[str, _Work] = {"read": read, "list": list_directory, "search": search, "write": write}
+_Tool = Callable[[Work, dict[str, Any]], str]
+_TOOLS: dict[str, _Tool] = {"read": read, "list": list_directory, "search": search, "write": write}
 
 
 class Files:
@@ -26,14 +28,16 @@ class Files:
 
     Args:
         roots: below which everything happens.
+        max_result_bytes: of a result; an answer that is longer would lose its middle.
     """
 
     name = "files"
     state: PortState = "up"
     reason = ""
 
-    def __init__(self, roots: Roots) -> None:
+    def __init__(self, roots: Roots, max_result_bytes: int) -> None:
         self._roots = roots
+        self._page_bytes = min(PAGE_BYTES, max(_LEAST_PAGE_BYTES, max_result_bytes - _HEAD_BYTES))
         self._tools = definitions(roots)
         # Not the event loop's own threads: in those the session logs are written.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="files")
@@ -50,18 +54,18 @@ class Files:
             ToolError: what could not be done, for the model.
         """
         if name != "write":
-            return await self._in_thread(_WORK[name], arguments)
+            return await self._in_thread(_TOOLS[name], arguments)
         async with self._writing:
             return await self._in_thread(write, arguments)
 
-    async def _in_thread(self, work: _Work, arguments: dict[str, Any]) -> Outcome:
-        stop = Stop()
-        running = self._threads.submit(work, self._roots, arguments, stop)
+    async def _in_thread(self, tool: _Tool, arguments: dict[str, Any]) -> Outcome:
+        work = Work(self._roots, self._page_bytes)
+        running = self._threads.submit(tool, work, arguments)
         future = asyncio.wrap_future(running)
         try:
             return Outcome(ok=True, content=await asyncio.shield(future))
         except asyncio.CancelledError:
-            stop.set()
+            work.stop.set()
             running.cancel()
             await asyncio.wait({future}, timeout=_END_S)
             raise

@@ -10,14 +10,11 @@ import os
 from typing import Any
 
 from loopd.errors import ToolError
-from loopd.tools.files.beneath import Stop, walk
-from loopd.tools.files.roots import Roots
+from loopd.tools.files.beneath import walk
 from loopd.tools.files.words import io, shown
+from loopd.tools.files.work import Work
 
 DEFAULT_LINES = 200
-PAGE_BYTES = 8000
-"""Of text in one answer, some 2,700 tokens; below the least that `[loop] max_result_bytes` is likely to be."""
-
 _BLOCK_BYTES = 65_536
 _MAX_COUNTED_BYTES = 64 * 1024 * 1024
 _MAX_SKIPPED_BYTES = 1024 * 1024 * 1024
@@ -39,7 +36,7 @@ _SIGNATURES = {
 }
 
 
-def read(roots: Roots, arguments: dict[str, Any], stop: Stop) -> str:
+def read(work: Work, arguments: dict[str, Any]) -> str:
     """Return the lines asked for, below one line that says which they are.
 
     Raises:
@@ -47,13 +44,14 @@ def read(roots: Roots, arguments: dict[str, Any], stop: Stop) -> str:
         Stopped: as told.
     """
     offset, limit = int(arguments.get("offset") or 1), int(arguments.get("limit") or DEFAULT_LINES)
-    with walk(*roots.locate(arguments["path"]), stop) as spot, spot.opened() as file, io("read", spot.path):
+    path = work.roots.locate(arguments["path"])
+    with walk(*path, work.stop) as spot, spot.opened() as file, io("read", spot.path):
         head = os.pread(file, _BLOCK_BYTES, 0)
         if not head:
             return f"{shown(spot.path)} is empty."
         if kind := binary(head, spot.name):
             return f"{shown(spot.path)} is not text but {kind}, {os.fstat(file).st_size} bytes."
-        lines = _Lines(file, max(os.fstat(file).st_size, len(head)), stop)
+        lines = _Lines(file, max(os.fstat(file).st_size, len(head)), work)
         return f"{shown(spot.path)}, {lines.last(-offset) if offset < 0 else lines.page(offset, limit)}"
 
 
@@ -70,13 +68,13 @@ def binary(head: bytes, name: str) -> str:
 class _Lines:
     """The lines of an open text file, of which only what is shown is ever held in memory."""
 
-    def __init__(self, file: int, size: int, stop: Stop) -> None:
-        self._file, self._size, self._stop = file, size, stop
+    def __init__(self, file: int, size: int, work: Work) -> None:
+        self._file, self._size, self._page, self._stop = file, size, work.page_bytes, work.stop
 
     def page(self, first: int, limit: int) -> str:
         """Return up to `limit` lines from line `first` on, as many as go on a page, and which they are."""
         start = self._start_of(first)
-        data = os.pread(self._file, PAGE_BYTES, start)
+        data = os.pread(self._file, self._page, start)
         lines = data.split(b"\n", limit)
         if len(lines) > limit:
             data = data[: len(data) - len(lines[-1])]
@@ -94,8 +92,8 @@ class _Lines:
 
     def last(self, count: int) -> str:
         """Return the last `count` lines, or as many of them as go on a page."""
-        start = max(0, self._size - PAGE_BYTES)
-        data = os.pread(self._file, PAGE_BYTES + 1, max(0, start - 1))
+        start = max(0, self._size - self._page)
+        data = os.pread(self._file, self._page + 1, max(0, start - 1))
         if start and 0 < (cut := data.find(b"\n") + 1) < len(data):
             data = data[cut:]
         lines = data.removesuffix(b"\n").split(b"\n")[-count:]

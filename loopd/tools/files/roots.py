@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from loopd.config import Config, FilesTable
+from loopd.config import Config
 from loopd.errors import ConfigError, ToolError
-from loopd.home import DEVICE_CHANNEL, DEVICE_CONFIG, DEVICE_HOME, DEVICE_MODEL, Home, default_channel
+from loopd.home import DEVICE_CHANNEL, DEVICE_CONFIG, DEVICE_HOME, DEVICE_MODEL, Home
 from loopd.tools.files.words import shown
 
 MAX_PATH_CHARS = 4096
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_NAMED = 8
-_NEVER = ("/proc", "/sys", "/dev")
+_NO_FILES = (Path("/proc"), Path("/sys"), Path("/dev"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,16 @@ class Roots:
     roots: tuple[Root, ...]
 
     @classmethod
-    def of(cls, table: FilesTable, home: Home) -> "Roots":
+    def of(cls, config: Config, home: Home) -> "Roots":
         """Return the roots of `[tools.files]`, resolved as they are on disk at this moment."""
+        table = config.tools.files
         found: dict[str, Root] = {}
         for path, writable in [(path, True) for path in table.write] + [(path, False) for path in table.read]:
             real = real_path(path)
             named = real if ".." in path.split("/") else "/" + "/".join(parts_of(path))
-            found.setdefault(real, Root(named, real, writable, overlap(real, own_places(home))))
+            found.setdefault(
+                real, Root(named, real, writable, overlap(real, apart_from(config, home, writable=writable)))
+            )
         return cls(tuple(sorted(found.values(), key=lambda root: (-len(parts_of(root.real)), root.path))))
 
     def __iter__(self) -> Iterator[Root]:
@@ -162,16 +165,9 @@ def check_roots(config: Config, home: Home, config_path: Path) -> None:
     Raises:
         ConfigError: a root lies in such a place or has one below it.
     """
-    table = config.tools
-    secrets = [config.model.api_key_file]
-    for server in table.mcp.values():
-        secrets += [*server.env_files.values(), *server.header_files.values()]
-    own = [*own_places(home), config_path, config.channel_socket(home.path)]
-    never = [*map(str, own), *filter(None, secrets)]
-    for kind, paths, places in (
-        ("read", table.files.read, never),
-        ("write", table.files.write, [*never, *filter(None, [table.executables])]),
-    ):
+    table = config.tools.files
+    for kind, paths in (("read", table.read), ("write", table.write)):
+        places = [*apart_from(config, home, writable=kind == "write"), config_path]
         for number, path in enumerate(paths):
             if why := overlap(path, places):
                 raise ConfigError(
@@ -179,8 +175,8 @@ def check_roots(config: Config, home: Home, config_path: Path) -> None:
                     f"loopd's own and the system's ({why})",
                     hint="name the directories that are meant, not one above them",
                 )
-    for number, path in enumerate(table.files.read):
-        for writable in table.files.write:
+    for number, path in enumerate(table.read):
+        for writable in table.write:
             if _lies_in(path, writable) and real_path(path) != real_path(writable):
                 raise ConfigError(
                     f"{config_path}: [tools] files.read.{number}: found {path!r}, allowed: a directory that lies in "
@@ -189,13 +185,21 @@ def check_roots(config: Config, home: Home, config_path: Path) -> None:
                 )
 
 
-def own_places(home: Home) -> Iterable[Path | str]:
-    """Return the directories and sockets that no root may share anything with."""
+def apart_from(config: Config, home: Home, *, writable: bool) -> list[Path]:
+    """Return the directories and files that no root may share anything with.
+
+    That is what belongs to loopd, the secrets that the configuration names, what is no file at all, and, for a root
+    that may be written, the programs that loopd runs as tools.
+    """
+    named = [config.model.api_key_file, config.tools.executables if writable else ""]
+    for server in config.tools.mcp.values():
+        named += [*server.env_files.values(), *server.header_files.values()]
     devices = (DEVICE_HOME, DEVICE_CONFIG.parent, DEVICE_CHANNEL.parent, DEVICE_MODEL.parent)
-    return (home.path, *devices, default_channel(home.path), *_NEVER)
+    own = (home.path, *devices, config.channel_socket(home.path))
+    return [*own, *map(Path, filter(None, named)), *_NO_FILES]
 
 
-def overlap(path: str, places: Iterable[Path | str]) -> str:
+def overlap(path: str, places: Iterable[Path]) -> str:
     """Return which of `places` a directory lies in or holds, in words; "" where it has nothing to do with them."""
     for place in map(str, places):
         if _lies_in(path, place):

@@ -16,14 +16,13 @@ from typing import Any
 
 from loopd.clock import monotonic_s
 from loopd.errors import ToolError
-from loopd.tools.files.beneath import Spot, Stop, open_directory, open_file, walk
+from loopd.tools.files.beneath import Spot, open_directory, open_file, walk
 from loopd.tools.files.listing import entry
-from loopd.tools.files.roots import Roots
 from loopd.tools.files.words import shown
+from loopd.tools.files.work import Stop, Work
 
 MAX_HITS = 60
 MAX_LINES_PER_FILE = 5
-MAX_BYTES = 8000
 MAX_NAMES = 200_000
 MAX_LOOKED_BYTES = 512 * 1024 * 1024
 MAX_DEPTH = 64
@@ -65,7 +64,7 @@ class Bounds:
             raise Enough(f"it took {MAX_S:g} s")
 
 
-def search(roots: Roots, arguments: dict[str, Any], stop: Stop) -> str:
+def search(work: Work, arguments: dict[str, Any]) -> str:
     """Return the files of that name, or their lines with that text, below one line that says how many.
 
     Raises:
@@ -75,11 +74,12 @@ def search(roots: Roots, arguments: dict[str, Any], stop: Stop) -> str:
     name, text = arguments.get("name") or "", arguments.get("text") or ""
     if not name and not text:
         raise ToolError("Give a name (such as *.txt), a text that the files hold, or both.")
-    looking = _Search(name, text, Bounds(stop))
-    places = [roots.locate(path)] if (path := arguments.get("path")) else [(root, []) for root in roots]
+    looking = _Search(name, text, Bounds(work.stop), work.page_bytes)
+    path = arguments.get("path")
+    places = [work.roots.locate(path)] if path else [(root, []) for root in work.roots]
     for root, parts in places:
         try:
-            with walk(root, parts, stop) as spot:
+            with walk(root, parts, work.stop) as spot:
                 looking.in_place(spot)
         except Enough as bound:
             looking.notes.append(f"stopped early, since {bound}: give a narrower path, name or text")
@@ -94,11 +94,11 @@ def search(roots: Roots, arguments: dict[str, Any], stop: Stop) -> str:
 class _Search:
     """One search with its hits so far."""
 
-    def __init__(self, name: str, text: str, bounds: Bounds) -> None:
+    def __init__(self, name: str, text: str, bounds: Bounds, room_bytes: int) -> None:
         self._matches, self._text, self._bounds = _matcher(name), text, bounds
         self._lines: list[str] = []
         self._files = self._unread = 0
-        self._room = MAX_BYTES
+        self._room = room_bytes
         self.notes: list[str] = []
 
     def in_place(self, spot: Spot) -> None:

@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import Any
 
 from loopd.errors import ToolError
-from loopd.tools.files.beneath import Missing, Spot, Stop, open_directory, open_file, take_rights, walk
-from loopd.tools.files.roots import Roots
+from loopd.tools.files.beneath import Missing, Spot, open_directory, open_file, take_rights, walk
 from loopd.tools.files.words import io, kind_of, shown
+from loopd.tools.files.work import Stop, Work
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
 """Of the file that results; what is written in one call is bounded by the model's answer."""
@@ -25,7 +25,7 @@ _BLOCK_BYTES = 1024 * 1024
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def write(roots: Roots, arguments: dict[str, Any], stop: Stop) -> str:
+def write(work: Work, arguments: dict[str, Any]) -> str:
     """Write the file, durable on return, and say how large it is now.
 
     A new file may be read by whoever may use its directory; one that was there keeps its mode and, where the system
@@ -37,11 +37,11 @@ def write(roots: Roots, arguments: dict[str, Any], stop: Stop) -> str:
     """
     path, append = arguments["path"], bool(arguments.get("append"))
     content = _encoded(arguments["content"])
-    root, parts = roots.locate(path, writing=True)
+    root, parts = work.roots.locate(path, writing=True)
     if path.endswith("/"):
         raise ToolError(f"{shown(path)} is a directory's name; give a file's.")
     try:
-        spot = walk(root, parts, stop, make=bool(arguments.get("directories")))
+        spot = walk(root, parts, work.stop, make=bool(arguments.get("directories")))
     except Missing as error:
         raise ToolError(f"{error.message} With directories set to true it is made.") from error
     with spot:
@@ -51,7 +51,7 @@ def write(roots: Roots, arguments: dict[str, Any], stop: Stop) -> str:
         if (before.st_size if before and append else 0) + len(content) > MAX_FILE_BYTES:
             raise ToolError(f"{shown(spot.path)} would have more than {MAX_FILE_BYTES} bytes; nothing was written.")
         with io("write", spot.path):
-            size = _Replacement(spot, stop).write(content, append=append and before is not None)
+            size = _Replacement(spot, work.stop).write(content, append=append and before is not None)
     done = "made" if before is None else "appended to" if append else "replaced"
     return f"{shown(spot.path)} was {done}: it has {size} bytes now."
 

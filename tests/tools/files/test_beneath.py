@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopd.errors import ToolError
-from loopd.tools.files.beneath import Stop, Stopped, walk
+from loopd.tools.files.beneath import walk
+from loopd.tools.files.work import Stop, Stopped
 from tests.tools.files.tree import HIDDEN, INSIDE, Tree, ordinary_user, public_directory
 
 READERS = ("read", "list", "search")

@@ -4,12 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from loopd.config import FilesTable
-from loopd.home import Home
-from loopd.tools.files.beneath import Stop
-from loopd.tools.files.listing import MAX_BYTES, MAX_ENTRIES, list_directory
-from loopd.tools.files.roots import Roots
-from tests.tools.files.tree import Tree
+from loopd.tools.files.listing import MAX_ENTRIES, list_directory
+from loopd.tools.files.work import PAGE_BYTES, Work
+from tests.tools.files.tree import Tree, roots_of
 
 
 def test_names_are_sorted_and_tell_kind_and_size(tree: Tree) -> None:
@@ -41,9 +38,8 @@ def test_an_empty_directory_and_a_file_are_told(tree: Tree) -> None:
 def test_without_a_path_several_roots_are_listed_themselves(tmp_path: Path) -> None:
     for name in ("in", "out"):
         (tmp_path / name).mkdir()
-    table = FilesTable(read=(str(tmp_path / "in"),), write=(str(tmp_path / "out"),))
-    roots = Roots.of(table, Home(tmp_path / "home"))
-    assert list_directory(roots, {}, Stop()).splitlines() == [f"{tmp_path}/in/", f"{tmp_path}/out/ (may be written)"]
+    roots = roots_of(tmp_path / "home", read=[tmp_path / "in"], write=[tmp_path / "out"])
+    assert list_directory(Work(roots), {}).splitlines() == [f"{tmp_path}/in/", f"{tmp_path}/out/ (may be written)"]
 
 
 @pytest.mark.timeout(120)
@@ -71,6 +67,6 @@ def test_an_answer_is_bounded_in_bytes_too(tree: Tree) -> None:
     for number in range(200):
         (tree.docs / f"{number:03}{'é' * 120}").touch()
     answer = tree("list")
-    assert len(answer.encode()) <= MAX_BYTES + 300
+    assert len(answer.encode()) <= PAGE_BYTES + 300
     offset = int(answer.partition("offset ")[2].partition(",")[0])
     assert tree("list", offset=offset).splitlines()[1].startswith(f"{offset - 1:03}é")

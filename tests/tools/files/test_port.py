@@ -9,26 +9,28 @@ from typing import Any
 
 import pytest
 
-from loopd.config import Config, FilesTable, ToolsTable
+from loopd.config import Config, ToolsTable, parse_config
 from loopd.home import Home
 from loopd.tools.children import Children
 from loopd.tools.files import port as module
-from loopd.tools.files.beneath import Stop
 from loopd.tools.files.port import Files, definitions
-from loopd.tools.files.roots import Roots
+from loopd.tools.files.work import Work
 from loopd.tools.port import Outcome
 from loopd.tools.ports import plans
 from loopd.tools.registry import PortPlan, Registry
 from tests.tools.fake import planned
-from tests.tools.files.tree import INSIDE, Tree
+from tests.tools.files.tree import INSIDE, Tree, roots_of
 
 PATIENCE_S = 60.0
 
 
-def planned_of(table: ToolsTable, directory: Path) -> list[PortPlan]:
-    """The plans of `[tools]` for a home below `directory`."""
-    children = Children(lambda: table, directory / "run")
-    return list(plans(Config(tools=table), Home(directory / "home"), children))
+def configured(directory: Path, **tools: Any) -> Config:
+    return parse_config({"tools": tools}, source=str(directory))
+
+
+def planned_for(directory: Path, config: Config) -> list[PortPlan]:
+    children = Children(lambda: config.tools, directory)
+    return list(plans(config, Home(directory / "home"), children))
 
 
 def registry(*ports: Files) -> Registry:
@@ -41,7 +43,7 @@ async def result(tools: Registry, name: str, timeout_s: float = PATIENCE_S, **ar
 
 
 async def test_each_tool_runs_through_the_registry(tree: Tree) -> None:
-    tools = registry(Files(tree.roots))
+    tools = registry(Files(tree.roots, 16_384))
     assert (await result(tools, "files.write", path="a.txt", content="one\n")).ok
     assert (await result(tools, "files.read", path="a.txt")).content.endswith("line 1 of 1:\none\n")
     assert "a.txt 4 bytes" in (await result(tools, "files.list")).content
@@ -50,7 +52,7 @@ async def test_each_tool_runs_through_the_registry(tree: Tree) -> None:
 
 
 async def test_a_fault_is_a_result_that_is_not_ok(tree: Tree) -> None:
-    tools = registry(Files(tree.roots))
+    tools = registry(Files(tree.roots, 16_384))
     outcome = await result(tools, "files.read", path="/etc/passwd")
     assert outcome == Outcome(ok=False, content=f"/etc/passwd is outside the roots. The roots are {tree.docs}.")
     tools.close()
@@ -58,7 +60,7 @@ async def test_a_fault_is_a_result_that_is_not_ok(tree: Tree) -> None:
 
 async def test_bytes_that_are_not_utf8_are_replaced_and_the_result_says_so(tree: Tree) -> None:
     (tree.docs / "old.txt").write_bytes(b"K\xe4se")
-    tools = registry(Files(tree.roots))
+    tools = registry(Files(tree.roots, 16_384))
     outcome = await result(tools, "files.read", path="old.txt")
     assert (outcome.ok, outcome.lossy) == (True, True)
     tools.close()
@@ -82,8 +84,8 @@ async def test_bytes_that_are_not_utf8_are_replaced_and_the_result_says_so(tree:
     ],
 )
 async def test_each_tool_is_found_first_by_what_it_does(tree: Tree, asked: str, name: str) -> None:
-    table = ToolsTable(files=FilesTable(write=(str(tree.docs),)))
-    tools = Registry(planned_of(table, tree.path), table)
+    config = configured(tree.path, files={"write": [str(tree.docs)]})
+    tools = Registry(planned_for(tree.path, config), config.tools)
     call = tools.prepare("find_tool", json.dumps({"query": asked}))
     answer = (await tools.run(call, timeout_s=PATIENCE_S, max_bytes=16_384)).content
     assert answer.splitlines()[1].startswith(f"- files.{name}: ")
@@ -93,29 +95,28 @@ async def test_each_tool_is_found_first_by_what_it_does(tree: Tree, asked: str, 
 
 def test_the_port_is_there_only_where_roots_are(tmp_path: Path) -> None:
     def names(**table: Any) -> list[str]:
-        return [plan.name for plan in planned_of(ToolsTable(**table), tmp_path)]
+        return [plan.name for plan in planned_for(tmp_path, configured(tmp_path, **table))]
 
-    roots = {"files": FilesTable(read=(str(tmp_path),))}
     assert names() == ["builtin"]
-    assert names(**roots) == ["builtin", "files"]
-    assert names(builtin=("clock",), **roots) == ["builtin"]
+    assert names(files={"read": ["/srv/docs"]}) == ["builtin", "files"]
+    assert names(files={"read": ["/srv/docs"]}, builtin=["clock"]) == ["builtin"]
 
 
 def test_writing_is_offered_only_where_a_root_may_be_written_and_is_an_effect(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    reading = definitions(Roots.of(FilesTable(read=("/srv/docs",)), home))
+    home, docs, out = tmp_path / "home", Path("/srv/docs"), Path("/srv/out")
+    reading = definitions(roots_of(home, read=[docs]))
     assert [(tool.name, tool.effect) for tool in reading] == [("read", "read"), ("list", "read"), ("search", "read")]
-    both = definitions(Roots.of(FilesTable(read=("/srv/docs",), write=("/srv/out",)), home))
+    both = definitions(roots_of(home, read=[docs], write=[out]))
     assert [(tool.name, tool.effect) for tool in both][3:] == [("write", "write")]
     assert both[3].schema["properties"]["path"]["description"] == "absolute, below /srv/out"
     assert reading[0].schema["properties"]["path"]["description"] == "absolute, below /srv/docs, or relative to it"
 
 
 def test_a_root_changed_on_disk_makes_the_plan_another_one(tree: Tree) -> None:
-    table = ToolsTable(files=FilesTable(read=(str(tree.path / "link"),)))
-    settings = [planned_of(table, tree.path)[1].settings]
+    config = configured(tree.path, files={"read": [str(tree.path / "link")]})
+    settings = [planned_for(tree.path, config)[1].settings]
     (tree.path / "link").symlink_to(tree.docs)
-    settings += [planned_of(table, tree.path)[1].settings for _ in range(2)]
+    settings += [planned_for(tree.path, config)[1].settings for _ in range(2)]
     assert settings[0] != settings[1] == settings[2]
 
 
@@ -137,10 +138,10 @@ async def test_a_call_that_is_cancelled_has_ended_when_that_is_known(
         finally:
             running.clear()
 
-    search = module._WORK["search"]
+    search = module._TOOLS["search"]
     monkeypatch.setattr(os, "read", slow)
-    monkeypatch.setitem(module._WORK, "search", watched)
-    port = Files(tree.roots)
+    monkeypatch.setitem(module._TOOLS, "search", watched)
+    port = Files(tree.roots, 16_384)
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         call = group.create_task(port.run("search", {"text": "needle"}))
         await asyncio.to_thread(reading.wait, PATIENCE_S)
@@ -150,12 +151,12 @@ async def test_a_call_that_is_cancelled_has_ended_when_that_is_known(
 
 
 async def test_a_call_at_its_deadline_is_a_result(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    def endless(roots: Roots, arguments: dict[str, Any], stop: Stop) -> str:
+    def endless(work: Work, arguments: dict[str, Any]) -> str:
         while True:
-            stop.check()
+            work.stop.check()
 
-    monkeypatch.setitem(module._WORK, "read", endless)
-    tools = registry(Files(tree.roots))
+    monkeypatch.setitem(module._TOOLS, "read", endless)
+    tools = registry(Files(tree.roots, 16_384))
     outcome = await result(tools, "files.read", timeout_s=0.05, path="note.txt")
     assert outcome == Outcome(ok=False, content="files.read was stopped: not done after 0.05 s.")
     tools.close()
@@ -164,13 +165,13 @@ async def test_a_call_at_its_deadline_is_a_result(tree: Tree, monkeypatch: pytes
 async def test_a_disk_that_does_not_answer_keeps_no_call_waiting(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     free = threading.Event()
 
-    def stuck(roots: Roots, arguments: dict[str, Any], stop: Stop) -> str:
+    def stuck(work: Work, arguments: dict[str, Any]) -> str:
         free.wait(PATIENCE_S)
         raise ValueError("nobody looks at this")
 
     monkeypatch.setattr(module, "_END_S", 0.01)
-    monkeypatch.setitem(module._WORK, "read", stuck)
-    tools = registry(Files(tree.roots))
+    monkeypatch.setitem(module._TOOLS, "read", stuck)
+    tools = registry(Files(tree.roots, 16_384))
     try:
         for _ in range(6):  # more than there are threads
             assert "was stopped" in (await result(tools, "files.read", timeout_s=0.01, path="note.txt")).content
@@ -181,7 +182,7 @@ async def test_a_disk_that_does_not_answer_keeps_no_call_waiting(tree: Tree, mon
 
 
 async def test_writes_at_the_same_time_lose_nothing(tree: Tree) -> None:
-    tools = registry(Files(tree.roots))
+    tools = registry(Files(tree.roots, 16_384))
     async with asyncio.TaskGroup() as group:
         for number in range(20):
             group.create_task(result(tools, "files.write", path="log.txt", content=f"{number}\n", append=True))
@@ -191,7 +192,7 @@ async def test_writes_at_the_same_time_lose_nothing(tree: Tree) -> None:
 
 
 async def test_a_port_that_is_no_longer_kept_lets_its_threads_go(tree: Tree) -> None:
-    port = Files(tree.roots)
+    port = Files(tree.roots, 16_384)
     assert INSIDE in (await port.run("read", {"path": "note.txt"})).content
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         keeping = group.create_task(port.keep())
@@ -199,3 +200,16 @@ async def test_a_port_that_is_no_longer_kept_lets_its_threads_go(tree: Tree) -> 
         keeping.cancel()
     with pytest.raises(RuntimeError, match="after shutdown"):
         await port.run("read", {"path": "note.txt"})
+
+
+@pytest.mark.parametrize("max_bytes", [856, 1000, 4096, 16_384])
+async def test_an_answer_is_short_enough_to_lose_nothing_of_its_middle(tree: Tree, max_bytes: int) -> None:
+    tree.put("docs/log.txt", "".join(f"line {number}\n" for number in range(5000)))
+    tools = registry(Files(tree.roots, max_bytes))
+    call = tools.prepare(
+        "call_tool", json.dumps({"name": "files.read", "arguments": {"path": "log.txt", "limit": 5000}})
+    )
+    outcome = await tools.run(call, timeout_s=PATIENCE_S, max_bytes=max_bytes)
+    assert outcome.ok
+    assert outcome.cut == 0
+    tools.close()

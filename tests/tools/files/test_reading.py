@@ -4,7 +4,7 @@ import zlib
 
 import pytest
 
-from loopd.tools.files.reading import PAGE_BYTES
+from loopd.tools.files.work import PAGE_BYTES
 from loopd.tools.text import clean
 from tests.tools.files.tree import Tree
 

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from loopd.config import FilesTable, parse_config
+from loopd.config import parse_config
 from loopd.errors import ConfigError, ToolError
 from loopd.home import Home
-from loopd.tools.files.beneath import Stop
 from loopd.tools.files.reading import read
-from loopd.tools.files.roots import Roots, check_roots
+from loopd.tools.files.roots import check_roots
+from loopd.tools.files.work import Work
+from tests.tools.files.tree import roots_of
 
 
 @pytest.fixture
@@ -98,13 +99,13 @@ def test_other_roots_are_taken(place: Path, path: str) -> None:
 def test_a_root_that_came_to_lie_in_the_home_later_is_not_used(place: Path) -> None:
     (place / "home/sessions/log").write_text("x")
     (place / "later").symlink_to("home/sessions")
-    roots = Roots.of(FilesTable(read=(str(place / "later"),)), Home(place / "home"))
+    roots = roots_of(place / "home", read=[place / "later"])
     with pytest.raises(ToolError, match=r"The root .*later is refused: it lies in .*home\."):
-        read(roots, {"path": "log"}, Stop())
+        read(Work(roots), {"path": "log"})
 
 
 def test_the_deepest_root_above_a_path_decides(place: Path) -> None:
-    roots = Roots.of(FilesTable(read=(str(place),), write=(str(place / "docs"),)), Home(Path("/nowhere")))
+    roots = roots_of(Path("/nowhere"), read=[place], write=[place / "docs"])
     for path, expected in (("docs/a", f"{place}/docs"), ("docs", f"{place}/docs"), ("docs2", f"{place}")):
         root, _ = roots.locate(f"{place}/{path}")
         assert root.path == expected
@@ -113,5 +114,5 @@ def test_the_deepest_root_above_a_path_decides(place: Path) -> None:
 
 
 def test_many_roots_are_named_in_few_words(place: Path) -> None:
-    roots = Roots.of(FilesTable(read=tuple(f"/srv/{number:02}" for number in range(20))), Home(place / "home"))
+    roots = roots_of(place / "home", read=[Path(f"/srv/{number:02}") for number in range(20)])
     assert str(roots).endswith("/srv/07 and 12 more")

@@ -3,14 +3,11 @@ import re
 
 import pytest
 
-from loopd.config import FilesTable
 from loopd.errors import ToolError
-from loopd.home import Home
 from loopd.tools.files import searching
-from loopd.tools.files.beneath import Stop, Stopped
-from loopd.tools.files.roots import Roots
-from loopd.tools.files.searching import MAX_BYTES, MAX_HITS, MAX_LINES_PER_FILE, search
-from tests.tools.files.tree import Tree
+from loopd.tools.files.searching import MAX_HITS, MAX_LINES_PER_FILE, search
+from loopd.tools.files.work import PAGE_BYTES, Stopped, Work
+from tests.tools.files.tree import Tree, roots_of
 
 
 @pytest.fixture
@@ -70,8 +67,8 @@ def test_several_roots_are_searched_one_after_another_and_one_that_is_missing_is
     other = library.path / "aaa"
     other.mkdir()
     (other / "total.txt").write_text("total")
-    table = FilesTable(read=(str(library.docs), str(other), str(library.path / "none")))
-    answer = search(Roots.of(table, Home(library.path / "home")), {"text": "total"}, Stop()).splitlines()
+    roots = roots_of(library.path / "home", read=[library.docs, other, library.path / "none"])
+    answer = search(Work(roots), {"text": "total"}).splitlines()
     assert answer[0].startswith("3 found in 6 files; The root ")
     assert [line.rpartition("/")[2].partition(":")[0] for line in answer[1:]] == ["total.txt", "Report.MD", "report.md"]
 
@@ -103,7 +100,7 @@ def test_hits_are_bounded_in_number_and_bytes_and_for_each_file(tree: Tree) -> N
     assert answer[1 + MAX_LINES_PER_FILE].endswith("/000.txt: more such lines")
     for number in range(100):
         tree.put(f"docs/{number:03}.txt", f"hit {'é' * 190}\n" * 10)
-    assert len(tree("search", text="hit").encode()) <= MAX_BYTES + 300
+    assert len(tree("search", text="hit").encode()) <= PAGE_BYTES + 300
 
 
 @pytest.mark.parametrize(
@@ -140,16 +137,16 @@ def test_a_pattern_made_to_take_for_ever_takes_no_time(tree: Tree) -> None:
 
 def test_a_search_ends_soon_after_it_is_told_to(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     os.truncate(tree.put("docs/huge.txt", "x"), 1 << 40)
-    stop = Stop()
+    work = Work(tree.roots)
     real = os.read
 
     def read_and_stop(file: int, count: int) -> bytes:
-        stop.set()
+        work.stop.set()
         return real(file, count).replace(b"\0", b"x")
 
     monkeypatch.setattr(os, "read", read_and_stop)
     with pytest.raises(Stopped):
-        search(tree.roots, {"text": "needle"}, stop)
+        search(work, {"text": "needle"})
 
 
 def test_what_vanishes_meanwhile_is_counted(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:

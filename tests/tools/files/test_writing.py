@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from loopd.config import FilesTable
 from loopd.errors import ToolError
-from loopd.home import Home
 from loopd.tools.files import writing
-from loopd.tools.files.beneath import Stop, Stopped
-from loopd.tools.files.roots import Roots
-from tests.tools.files.tree import INSIDE, Tree, ordinary_user, public_directory
+from loopd.tools.files.work import Stopped, Work
+from tests.tools.files.tree import INSIDE, Tree, ordinary_user, public_directory, roots_of
 
 
 def mode(path: Path) -> int:
@@ -108,7 +105,7 @@ def test_a_root_that_is_only_read_is_not_written(tmp_path: Path) -> None:
     tree = Tree(tmp_path, writable=False)
     assert tree.fault("write", path="x", content="x") == f"{tree.docs} may only be read. No root may be written."
     (tmp_path / "out").mkdir()
-    tree.roots = Roots.of(FilesTable(read=(str(tree.docs),), write=(str(tmp_path / "out"),)), Home(tmp_path / "home"))
+    tree.roots = roots_of(tmp_path / "home", read=[tree.docs], write=[tmp_path / "out"])
     assert f"Files can be written below {tmp_path}/out." in tree.fault("write", path=f"{tree.docs}/x", content="x")
     assert "was made" in tree("write", path=f"{tmp_path}/out/x", content="x")
 
@@ -201,16 +198,16 @@ def test_the_content_and_the_name_are_synced_in_that_order(tree: Tree, monkeypat
 
 
 def test_a_write_that_is_told_to_end_changes_nothing(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = Stop()
+    work = Work(tree.roots)
     real = os.fsync
 
     def sync(file: int) -> None:
-        stop.set()
+        work.stop.set()
         real(file)
 
     monkeypatch.setattr(os, "fsync", sync)
     with pytest.raises(Stopped):
-        writing.write(tree.roots, {"path": "note.txt", "content": "x"}, stop)
+        writing.write(work, {"path": "note.txt", "content": "x"})
     assert (tree.docs / "note.txt").read_text() == f"{INSIDE}\n"
     assert tree.leftovers() == []
 
@@ -285,5 +282,5 @@ def test_a_root_that_is_missing_is_said(tree: Tree) -> None:
     roots = tree.roots
     tree.docs.rename(tree.path / "moved")
     with pytest.raises(ToolError, match="cannot be used now"):
-        writing.write(roots, {"path": "note.txt", "content": "x", "directories": True}, Stop())
+        writing.write(Work(roots), {"path": "note.txt", "content": "x", "directories": True})
     assert not tree.docs.exists()

@@ -12,19 +12,24 @@ from typing import Any
 
 import pytest
 
-from loopd.config import FilesTable
+from loopd.config import parse_config
 from loopd.errors import ToolError
 from loopd.home import Home
-from loopd.tools.files.beneath import Stop
 from loopd.tools.files.listing import list_directory
 from loopd.tools.files.reading import read
 from loopd.tools.files.roots import Roots
 from loopd.tools.files.searching import search
+from loopd.tools.files.work import Work
 from loopd.tools.files.writing import write
 
 HIDDEN = "hidden-treasure"
 INSIDE = "inside"
-WORK = {"read": read, "list": list_directory, "search": search, "write": write}
+TOOLS = {"read": read, "list": list_directory, "search": search, "write": write}
+
+
+def roots_of(home: Path, **files: list[Path]) -> Roots:
+    table = {kind: list(map(str, paths)) for kind, paths in files.items()}
+    return Roots.of(parse_config({"tools": {"files": table}}, source="test"), Home(home))
 
 
 @dataclass
@@ -45,9 +50,7 @@ class Tree:
 
     @cached_property
     def roots(self) -> Roots:
-        root = (str(self.docs),)
-        table = FilesTable(write=root) if self.writable else FilesTable(read=root)
-        return Roots.of(table, Home(self.path / "home"))
+        return roots_of(self.path / "home", **{"write" if self.writable else "read": [self.docs]})
 
     def put(self, path: str, text: str) -> Path:
         file = self.path / path
@@ -56,7 +59,7 @@ class Tree:
         return file
 
     def __call__(self, tool: str, **arguments: Any) -> str:
-        return WORK[tool](self.roots, arguments, Stop())
+        return TOOLS[tool](Work(self.roots), arguments)
 
     def fault(self, tool: str, **arguments: Any) -> str:
         """Run what must fail and return its one line."""
