@@ -58,8 +58,8 @@ gate: setup  ## format, lint, types, import rules, tests; last line `gate: ok`
 	$(BIN)/python -m pytest
 	@echo 'gate: ok'
 
-bench: setup  ## the benchmarks: a table here, and build/bench.json
-	$(BIN)/python -m tests.bench
+bench: setup  ## the benchmarks: a table here, and build/bench.json; CATALOGUE=DIR REQUESTS=FILE measures find_tool alone
+	$(BIN)/python -m tests.bench $(if $(CATALOGUE)$(REQUESTS),find_quality)
 
 clean:  ## remove .venv and build
 	rm -rf .venv build
