@@ -83,6 +83,11 @@ class Engine(Protocol):
         """Remove what is kept of a session that is deleted, outside its directory."""
         ...
 
-    def tools(self) -> list[dict[str, Any]]:
-        """Return the ports: `{"port", "state", "tools": [{"name", "description", "effect"}]}`."""
+    def tools(self, query: str, session_id: str) -> list[dict[str, Any]]:
+        """Return the ports: `{"port", "state", "reason", "tools": [{"name", "description", "effect", "calls", …}]}`.
+
+        Args:
+            query: "" for all tools, else only what find_tool finds for it, each with its `rank`.
+            session_id: whose calls the policy's `decision` is about; "" for a session that no rule names.
+        """
         ...

@@ -20,7 +20,7 @@ _LAZY = {
     "sessions": ("loopd.cli.look", "List the sessions."),
     "show": ("loopd.cli.look", "Print a session's records."),
     "status": ("loopd.cli.look", "Describe the daemon."),
-    "tools": ("loopd.cli.look", "List the tools."),
+    "tools": ("loopd.cli.tool_list", "List the tools, or find some."),
     "usage": ("loopd.cli.look", "Print the tokens of each request."),
     "why": ("loopd.cli.look", "Explain the losses of a session."),
 }

@@ -1,4 +1,4 @@
-"""The `bxctl` commands that look and change nothing: sessions, show, usage, why, tools, status, doctor."""
+"""The `bxctl` commands that look and change nothing: sessions, show, usage, why, status, doctor."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ import click
 from loopd import __version__
 from loopd.cli.context import Context
 from loopd.cli.daemon import ask, epoch_option, json_option, print_json, session_argument, socket_path
-from loopd.cli.render import number, plain, print_facts, print_record, print_table, short, size
+from loopd.cli.render import number, plain, print_facts, print_record, print_table, size
 from loopd.errors import DaemonUnreachable, LoopdError
 from loopd.proto import frames
 from loopd.proto.ids import check_session_id
@@ -128,25 +128,6 @@ def why(ctx: Context, session_id: str, *, as_json: bool) -> None:
             click.echo(f"  found: {plain(request['evidence'])}")
         if request["advice"]:
             click.echo(f"  to do: {request['advice']}")
-
-
-@click.command()
-@json_option
-@click.pass_obj
-def tools(ctx: Context, *, as_json: bool) -> None:
-    """List the tools that the model can find, by port."""
-    ports = ask(ctx, frames.Tools())
-    if as_json:
-        print_json({"ports": ports})
-        return
-    print_table(
-        ("PORT", "STATE", "TOOL", "EFFECT", "DESCRIPTION"),
-        [
-            (port["port"], port["state"], tool["name"], tool["effect"], short(tool["description"]))
-            for port in ports
-            for tool in port["tools"] or [{"name": "-", "effect": "-", "description": "no tools"}]
-        ],
-    )
 
 
 @click.command()

@@ -123,9 +123,14 @@ class Why(_SessionFrame):
 
 
 class Tools(_Frame):
-    """List the tool ports and their tools."""
+    """List the tool ports and their tools; with a query, only what find_tool finds for it, ranked.
+
+    `session` is the one whose calls the policy decides about; "" for one that no rule names.
+    """
 
     type: Literal["tools"] = "tools"
+    query: Annotated[str, Field(max_length=1000)] = ""
+    session: Annotated[str, Field(max_length=64)] = ""
 
 
 class Compact(_SessionFrame):

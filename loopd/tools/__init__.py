@@ -11,7 +11,7 @@
 - `mends`: how many calls of each model had to be mended or were refused (pure)
 - `policy`: whether a tool may run: allow, ask or deny (pure)
 - `text`: a tool's output as clean text of bounded size
-- `registry`: joins the ports and runs a call to a result
+- `registry`: joins the ports and runs a call to a result; `counts`: how often, and how it went (pure)
 - `builtin`: clock and device; `services`: what systemd says for it
 - `files`: reading, listing, searching and writing below the configured roots
 - `executables`: programs in a directory, with a manifest beside each

@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from loopd.clock import now
 from loopd.config import ToolsTable
 from loopd.errors import ToolError
 from loopd.tools.call import Call, Find, Prepared, prepare
 from loopd.tools.catalogue import Catalogue
+from loopd.tools.counts import Counts
 from loopd.tools.find import answer
 from loopd.tools.indexing import Indexer
 from loopd.tools.meta import DEFINITIONS
+from loopd.tools.policy import decide
 from loopd.tools.port import Outcome, Tool, ToolPort
 from loopd.tools.text import clean
 
@@ -59,6 +62,7 @@ class Registry:
         self._listed: _Listed | None = None
         self._indexer = Indexer(vectors)
         self._catalogue = Catalogue((), self._indexer)
+        self._counts = Counts()
         self.reconfigure(plans, table)
 
     def reconfigure(self, plans: Iterable[PortPlan], table: ToolsTable) -> None:
@@ -112,21 +116,51 @@ class Registry:
         text = clean(outcome.content, max_bytes)
         return replace(outcome, content=text.text, cut=outcome.cut + text.cut, lossy=outcome.lossy or text.lossy)
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Return ports and tools for `bxctl tools`."""
+    def describe(self, query: str = "", session_id: str = "") -> list[dict[str, Any]]:
+        """Return ports and tools for `bxctl tools`.
+
+        Args:
+            query: only the tools that find_tool finds for it, each with its place as `rank`, 1 being the best.
+            session_id: whose calls the policy decides about; "" for those of a session that no rule names.
+        """
+        ranks: dict[str, int] = {}
+        if query:
+            hits = self._current().find(query, self._table.find_hits)
+            ranks = {entry.name: rank for rank, entry in enumerate(hits, 1)}
         return [
             {
                 "port": port.name,
                 "state": port.state,
                 "reason": port.reason,
                 "tools": [
-                    {"name": tool.name, "description": tool.description, "effect": tool.effect} for tool in port.tools()
+                    self._described(name, tool, session_id) | ({"rank": ranks[name]} if query else {})
+                    for tool in port.tools()
+                    if (name := f"{port.name}.{tool.name}") in ranks or not query
                 ],
             }
             for port in self._ports.values()
         ]
 
+    def _described(self, name: str, tool: Tool, session_id: str) -> dict[str, Any]:
+        verdict = decide(self._table.policy, session_id, name, tool.effect)
+        return {
+            "name": tool.name,
+            "description": tool.description,
+            "effect": tool.effect,
+            "decision": verdict.decision,
+            "rule": verdict.rule,
+            **self._counts.describe(name),
+        }
+
     async def _run_tool(self, call: Prepared, timeout_s: float) -> Outcome:
+        """Run a tool and count how it went; one that is cancelled has neither worked nor failed."""
+        self._counts.began(call.name)
+        outcome = await self._outcome(call, timeout_s)
+        if not outcome.ok:
+            self._counts.failed(call.name, outcome.content, now())
+        return outcome
+
+    async def _outcome(self, call: Prepared, timeout_s: float) -> Outcome:
         port = self._ports.get(call.port)
         if port is None:
             return Outcome(ok=False, content=f"{call.name} is unavailable: {call.port} was removed from [tools].")

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from loopd.config import ToolsTable
+from loopd.config import PolicyTable, Rules, ToolsTable
 from loopd.errors import ToolError
 from loopd.tools.meta import DEFINITIONS
-from loopd.tools.port import Outcome
+from loopd.tools.port import Outcome, Tool
 from loopd.tools.ranking import Index
 from loopd.tools.registry import Registry
 from tests.tools.fake import Behaviour, FakePort, planned, tool
@@ -198,9 +198,78 @@ def test_the_description_lists_ports_with_their_state_and_tools() -> None:
             "port": "port",
             "state": "down",
             "reason": "",
-            "tools": [{"name": "act", "description": "Act now.", "effect": "read"}],
+            "tools": [
+                {
+                    "name": "act",
+                    "description": "Act now.",
+                    "effect": "read",
+                    "decision": "allow",
+                    "rule": '[tools.policy] read = "allow"',
+                    "calls": 0,
+                    "failed": 0,
+                    "last_failure": None,
+                    "failed_at": None,
+                }
+            ],
         }
     ]
+
+
+def test_asked_for_words_the_description_holds_what_find_tool_finds_ranked() -> None:
+    port = FakePort("port", tool("act", "Act now."), tool("paint", "Paint a wall."), tool("wall", "A wall of paint."))
+    tools = Registry(planned(port, FakePort("other", tool("sing", "Sing."))), ToolsTable())
+    found = tools.describe("paint walls")
+    assert {listed["name"]: listed["rank"] for listed in found[0]["tools"]} == {"paint": 1, "wall": 2}
+    assert found[1]["tools"] == []
+    assert all("rank" not in listed for listed in tools.describe()[0]["tools"])
+
+
+def test_the_description_holds_what_the_policy_decides_in_general_and_for_a_session() -> None:
+    policy = PolicyTable(deny=("port.act",), sessions={"work-*": Rules(ask=("port.see",))})
+    port = FakePort("port", tool("act"), tool("see"))
+    tools = Registry(planned(port), ToolsTable(policy=policy))
+
+    def decided(session_id: str) -> list[str]:
+        return [listed["decision"] for listed in tools.describe(session_id=session_id)[0]["tools"]]
+
+    assert decided("") == ["deny", "allow"]
+    assert decided("work-1") == ["deny", "ask"]
+
+
+async def test_calls_are_counted_and_the_last_failure_is_told() -> None:
+    async def moody(name: str, arguments: dict[str, Any]) -> Outcome:
+        if arguments:
+            raise ToolError("not\ntoday")
+        return Outcome(ok=True, content="done")
+
+    port = FakePort("port", Tool("act", "Act now.", {"type": "object"}), behaviour=moody)
+    tools = Registry(planned(port), ToolsTable())
+    await result(tools)
+    await result(tools, arguments={"mood": "bad"})
+    await result(tools, "no_such_tool")
+    port.state = "down"
+    await result(tools)
+    (act,) = tools.describe()[0]["tools"]
+    assert (act["calls"], act["failed"]) == (3, 2)
+    assert act["last_failure"] == "port.act is unavailable: port is down now. Try again later."
+    assert act["failed_at"]
+
+
+async def test_a_call_that_is_cancelled_has_not_failed() -> None:
+    started = asyncio.Event()
+
+    async def endless(name: str, arguments: dict[str, Any]) -> Outcome:
+        started.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    tools, _ = registry(endless)
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        call = group.create_task(result(tools))
+        await started.wait()
+        call.cancel()
+    (act,) = tools.describe()[0]["tools"]
+    assert (act["calls"], act["failed"]) == (1, 0)
 
 
 async def test_ports_are_kept_until_the_end_and_a_new_configuration_replaces_only_what_it_changes() -> None:

@@ -1,4 +1,5 @@
 import os
+import shutil
 import tracemalloc
 from pathlib import Path
 
@@ -61,6 +62,7 @@ def test_a_directory_of_a_hundred_thousand_files_is_listed_in_pages_and_in_littl
     assert tree("list", path="many", offset=100_001).endswith("none from 100001 on.")
     found = tree("search", path="many", name="09999")
     assert found.startswith("11 found:\n")
+    shutil.rmtree(many)  # else it is kept for a while, as all temporary directories of tests are
 
 
 def test_an_answer_is_bounded_in_bytes_too(tree: Tree) -> None:
