@@ -227,7 +227,7 @@ class Second(Instance):
             ("/run/loopd/", "/run/loopd-check/"),
         ):
             text = text.replace(old, new)
-        text = re.sub(r"^(After|Before|BindsTo|Requires|Wants)=.*", _of_the_checks, text, flags=re.MULTILINE)
+        text = re.sub(r"^(After|Before|BindsTo|PartOf|Requires|Wants)=.*", _of_the_checks, text, flags=re.MULTILINE)
         self._write(f"/run/systemd/system/{unit}", text + "\n")
 
     def _write(self, path: str, text: str) -> None:
