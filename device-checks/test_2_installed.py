@@ -102,13 +102,11 @@ def test_unit_is_enabled_and_known(device: Device, unit: str) -> None:
 
     Seen failing: `systemctl disable loopd.service`; a unit file changed without a reload.
     """
-    shown = dict(
-        line.split("=", 1)
-        for line in device.out(
-            "systemctl show %s -p UnitFileState -p NeedDaemonReload -p Restart -p RestartPreventExitStatus"
-            " -p StartLimitIntervalUSec -p User -p Group -p MemoryMax -p TasksMax -p Type -p LoadState -p TriggeredBy",
-            unit,
-        ).splitlines()
+    shown = _shown(
+        device,
+        "systemctl show %s -p UnitFileState -p NeedDaemonReload -p Restart -p RestartPreventExitStatus"
+        " -p StartLimitIntervalUSec -p User -p Group -p MemoryMax -p TasksMax -p Type -p LoadState -p TriggeredBy",
+        unit,
     )
     assert shown["LoadState"] == "loaded"
     assert shown["UnitFileState"] == "enabled"
@@ -142,12 +140,15 @@ def test_loopd_stops_before_its_tools_and_the_model_server(device: Device) -> No
 
     Seen failing: a drop-in with WatchdogSec=0.
     """
-    shown = device.out("systemctl show loopd.service -p After -p BoundBy -p TimeoutStopUSec -p WatchdogUSec")
-    after, bound = shown.splitlines()[:2]
-    assert {"loopd-model.service", "loopd-tools.service"} <= set(after.removeprefix("After=").split())
-    assert bound == "BoundBy=loopd-tools.service"
-    assert "TimeoutStopUSec=infinity" not in shown
-    assert "WatchdogUSec=0" not in shown
+    shown = _shown(device, "systemctl show loopd.service -p After -p BoundBy -p TimeoutStopUSec -p WatchdogUSec")
+    assert {"loopd-model.service", "loopd-tools.service"} <= set(shown["After"].split())
+    assert shown["BoundBy"] == "loopd-tools.service"
+    assert shown["TimeoutStopUSec"] != "infinity"
+    assert shown["WatchdogUSec"] != "0"
+
+
+def _shown(device: Device, command: str, *arguments: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in device.out(command, *arguments).splitlines())
 
 
 _HASHES = """

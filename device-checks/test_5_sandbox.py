@@ -154,14 +154,15 @@ def test_stop_of_loopd_ends_the_runner_and_every_tool(second: Second, device: De
     """
     before = second.main_pid(second.tools_unit)
     device.out("systemctl stop %s", second.unit, timeout_s=120)
-    assert device.run("systemctl is-active %s", second.tools_unit).stdout.strip() == "inactive"
+    device.wait('[ "$(systemctl is-active %s)" = inactive ]', second.tools_unit, why="the end of the runner")
     assert device.out(_LEFT) == ""
     stopped = device.out("journalctl -q -b --no-pager -o cat | grep '^Stopped loopd-check'").splitlines()
     assert [line.split()[1] for line in stopped[-2:]] == [second.unit, second.tools_unit]
     device.out("systemctl start %s", second.unit, timeout_s=120)
     second.wait()
     assert second.main_pid(second.tools_unit) not in (before, "0")
-    assert second.say(lingering, "And now?", f"{lingering}-2")[-1]["reason"] == "completed"
+    for number, text in enumerate(("Are you there?", "And now?"), start=2):
+        assert second.say(lingering, text, f"{lingering}-{number}")[-1]["reason"] == "completed"
     first, last = second.results(lingering)
     assert not first["ok"]
     assert last["ok"]
@@ -176,7 +177,8 @@ def test_crash_of_loopd_ends_every_tool(second: Second, device: Device, lingerin
     second.crash()
     assert device.out(_LEFT) == ""
     assert second.main_pid(second.tools_unit) not in (before, "0")
-    assert second.say(lingering, "And now?", f"{lingering}-2")[-1]["reason"] == "completed"
+    for number, text in enumerate(("Are you there?", "And now?"), start=2):
+        assert second.say(lingering, text, f"{lingering}-{number}")[-1]["reason"] == "completed"
     first, last = second.results(lingering)
     assert not first["ok"]
     assert "unknown" in first["content"]

@@ -17,7 +17,7 @@ class Program:
     """A tool for a second instance: a Python program, and what its manifest says beside name and description."""
 
     source: str
-    manifest: str = 'effect = "read"'
+    manifest: str = 'effect = "read"\nschema = {}'
 
 
 class Instance:
@@ -223,7 +223,7 @@ class Second(Instance):
             ("RuntimeDirectory=loopd\n", "RuntimeDirectory=loopd-check\n"),
             ("StateDirectory=loopd-tools", "StateDirectory=loopd-check-tools"),
             ("/run/loopd-model/", "/run/loopd-check-model/"),
-            ("/run/loopd-tools/", "/run/loopd-check-tools/"),
+            ("/run/loopd-tools", "/run/loopd-check-tools"),
             ("/run/loopd/", "/run/loopd-check/"),
         ):
             text = text.replace(old, new)
