@@ -146,9 +146,9 @@ def _assemble(
     wheels = cache / "wheels"
     wheels.mkdir(exist_ok=True)
     lock = _lock(cache / "lock.txt", how, target)
-    if not _complete(wheels, lock):
-        _fetch(wheels, lock, target)
-    files = {f"wheels/{path.name}": path for path in (*_wanted(wheels, lock), *own)}
+    if missing := _missing(wheels, lock):
+        _fetch(wheels, missing, target)
+    files = {f"wheels/{path.name}": path for path in (*_wheels(wheels, lock), *own)}
     return _packed(name, files | {"lock.txt": lock, "pip.whl": _installer(cache / "pip")}, cache)
 
 
@@ -186,24 +186,25 @@ def _lock(path: Path, how: Sequence[str], target: Target) -> Path:
     return path
 
 
-def _fetch(wheels: Path, lock: Path, target: Target) -> None:
-    """Fetch what the lock names, for the target and never for this machine."""
-    _say(f"fetching {lock.read_text().count('==')} wheels for {target}")
+def _fetch(wheels: Path, missing: Sequence[str], target: Target) -> None:
+    """Fetch what is missing, for the target and never for this machine."""
+    _say(f"fetching {len(missing)} wheels for {target}")
+    wanted = wheels.with_name("missing.txt")
+    wanted.write_text("\n".join(missing) + "\n")
     platforms = [f"--platform=manylinux_2_{minor}_{target.arch}" for minor in _glibc_minors(target.glibc)]
-    platforms += [f"--platform=manylinux2014_{target.arch}", "--implementation=cp"]
-    _pip(
-        "download", "--no-deps", "--require-hashes", "--only-binary=:all:", *platforms,
-        f"--python-version={target.python}", "-d", str(wheels), "-r", str(lock),
-    )  # fmt: skip
+    platforms += [f"--platform=manylinux2014_{target.arch}", f"--python-version={target.python}"]
+    exactly = ("--no-deps", "--require-hashes", "--only-binary=:all:", "--implementation=cp")
+    _pip("download", *exactly, *platforms, "-d", str(wheels), "-r", str(wanted))
 
 
-def _complete(wheels: Path, lock: Path) -> bool:
-    """Tell whether every wheel of the lock is there and is one that the lock allows."""
-    text = lock.read_text()
-    try:
-        return all(hashlib.sha256(path.read_bytes()).hexdigest() in text for path in _wanted(wheels, lock))
-    except BundleError:
-        return False
+def _missing(wheels: Path, lock: Path) -> list[str]:
+    """Return the entries of the lock whose wheel is not there, or is not one that the entry allows."""
+    there = _there(wheels)
+    return [
+        entry
+        for key, entry in _entries(lock).items()
+        if key not in there or hashlib.sha256(there[key].read_bytes()).hexdigest() not in entry
+    ]
 
 
 def _installer(folder: Path) -> Path:
@@ -226,18 +227,28 @@ def _own_wheel(cache: Path) -> Path:
     return next(folder.glob("loopd-*.whl"))
 
 
-def _wanted(wheels: Path, lock: Path) -> Iterator[Path]:
-    """Yield the wheel of each line of the lock; others of earlier lists stay behind.
+def _wheels(wheels: Path, lock: Path) -> Iterator[Path]:
+    """Yield the wheel of each entry of the lock; others of earlier lists stay behind.
 
     Raises:
         BundleError: one is missing, by name.
     """
-    there = {_normal(path.name.split("-")[0]) + "==" + path.name.split("-")[1]: path for path in wheels.glob("*.whl")}
-    for name, version in re.findall(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", lock.read_text(), re.MULTILINE):
-        key = f"{_normal(name)}=={version}"
+    there = _there(wheels)
+    for key in _entries(lock):
         if key not in there:
             raise BundleError(f"the wheelhouse lacks {key}")
         yield there[key]
+
+
+def _there(wheels: Path) -> dict[str, Path]:
+    """Return the wheels that are there, by `name==version`."""
+    return {_normal(path.name.split("-")[0]) + "==" + path.name.split("-")[1]: path for path in wheels.glob("*.whl")}
+
+
+def _entries(lock: Path) -> dict[str, str]:
+    """Return the entries of the lock with their hashes, by `name==version`."""
+    found = re.finditer(r"^([A-Za-z0-9._-]+)==([^\s;\\]+).*(?:\n[ \t].*)*", lock.read_text(), re.MULTILINE)
+    return {f"{_normal(entry[1])}=={entry[2]}": entry[0] for entry in found}
 
 
 def _normal(name: str) -> str:
