@@ -86,7 +86,7 @@ def test_socket_has_its_rights(device: Device, path: str, rights: str) -> None:
 def test_outsider_reaches_no_socket(device: Device, path: str) -> None:
     """A user outside the group, and that of the tools, can connect to none of the sockets.
 
-    Seen failing: `chmod` 666 for the socket and 755 for its folder.
+    Seen failing: `chmod 666 /run/loopd-tools/runner.sock`; for the others, 755 for the folder too.
     """
     for who in (_OUTSIDER, _TOOLS):
         assert device.out(f"{who} python3 -c %s %s", _CONNECT, path) == "PermissionError"

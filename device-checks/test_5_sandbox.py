@@ -69,7 +69,7 @@ def test_tool_runs_in_the_unit_of_tools(found: dict[str, Any]) -> None:
 def test_tool_reads_nothing_of_loopd(found: dict[str, Any]) -> None:
     """A tool can read no log, no state and nothing below /etc/loopd, not even what every user may read there.
 
-    Seen failing: a unit without InaccessiblePaths; the home with mode 755.
+    Seen failing: a unit without InaccessiblePaths; a configuration without `runner`.
     """
     assert {path: result for path, result in found["read"].items() if result == "done"} == {}
 
@@ -77,7 +77,7 @@ def test_tool_reads_nothing_of_loopd(found: dict[str, Any]) -> None:
 def test_tool_reaches_no_socket(found: dict[str, Any]) -> None:
     """A tool can connect neither to the channel nor to the model server, nor to the runner, nor to the system's bus.
 
-    Seen failing: a unit without TemporaryFileSystem; the channel with mode 666.
+    Seen failing: a unit without TemporaryFileSystem; a configuration without `runner`.
     """
     assert {path: result for path, result in found["connect"].items() if result == "done"} == {}
 
@@ -85,7 +85,7 @@ def test_tool_reaches_no_socket(found: dict[str, Any]) -> None:
 def test_tool_has_no_network(found: dict[str, Any]) -> None:
     """A tool has no network, not even the device's own addresses.
 
-    Seen failing: a unit without PrivateNetwork and RestrictAddressFamilies.
+    Seen failing: a unit without PrivateNetwork, RestrictAddressFamilies and IPAddressDeny.
     """
     assert found["network"] != "done"
     assert found["interfaces"] == ["lo"]
@@ -94,7 +94,7 @@ def test_tool_has_no_network(found: dict[str, Any]) -> None:
 def test_tool_writes_in_its_own_folder_alone(found: dict[str, Any], device: Device) -> None:
     """A tool can write in its own folder, and in temporary ones that nobody else sees; nowhere else.
 
-    Seen failing: a unit without ProtectSystem and PrivateTmp, and a folder with mode 777.
+    Seen failing: a unit without ProtectSystem, PrivateTmp and TemporaryFileSystem.
     """
     assert set(found["writable"]) - {*_SHARED, "/dev/mqueue"} == {Second.tools_home}
     for folder in _SHARED:
@@ -112,7 +112,7 @@ def test_tool_makes_no_executable_memory(found: dict[str, Any]) -> None:
 def test_status_says_where_tools_run(installed: Instance) -> None:
     """`bxctl status` says that tools run in a sandbox, and where.
 
-    Seen failing: a configuration without `runner`; the unit of tools stopped.
+    Seen failing: the socket of tools stopped; a runner started with `--allow-uid root`.
     """
     tools = installed.json("status")["tool_processes"]
     assert (tools["where"], tools["sandboxed"]) == ("unix:/run/loopd-tools/runner.sock", True)
@@ -122,7 +122,7 @@ def test_status_says_where_tools_run(installed: Instance) -> None:
 def test_child_and_grandchild_are_gone_after_their_deadline(second: Second, device: Device) -> None:
     """A tool that does not end at its deadline is ended with all that it started, whatever that ignores.
 
-    Seen failing: a daemon that starts tools itself, and ends only their process group.
+    Seen failing: a runner whose `_kill` does nothing.
     """
     program = Program(_LINGER, 'effect = "read"\ntimeout_s = 3')
     second.install(script={"steps": [_call("linger"), {"text": "Done."}]}, programs={"linger": program})
@@ -150,7 +150,7 @@ def lingering(second: Second, device: Device) -> str:
 def test_stop_of_loopd_ends_the_runner_and_every_tool(second: Second, device: Device, lingering: str) -> None:
     """A stop of loopd ends first its turns, then the runner and every process of a tool; a start brings both back.
 
-    Seen failing: a unit of tools without BindsTo.
+    Seen failing: units of tools without BindsTo and PartOf.
     """
     before = second.main_pid(second.tools_unit)
     device.out("systemctl stop %s", second.unit, timeout_s=120)
@@ -171,7 +171,7 @@ def test_stop_of_loopd_ends_the_runner_and_every_tool(second: Second, device: De
 def test_crash_of_loopd_ends_every_tool(second: Second, device: Device, lingering: str) -> None:
     """A crash of loopd ends the runner and every tool, and both come back; the call in flight has a result.
 
-    Seen failing: a unit of tools without BindsTo, and the runner stopped (SIGSTOP).
+    Seen failing: units of tools without BindsTo and PartOf.
     """
     before = second.main_pid(second.tools_unit)
     second.crash()
@@ -188,7 +188,7 @@ def test_crash_of_loopd_ends_every_tool(second: Second, device: Device, lingerin
 def test_crash_of_the_runner_fails_one_call(second: Second, device: Device, lingering: str) -> None:
     """When the runner is killed, its tools end, the call in flight says so, and the next call works.
 
-    Seen failing: a unit of tools without Restart, and its socket stopped.
+    Seen failing: its socket stopped instead.
     """
     device.out("systemctl kill --signal=KILL --kill-whom=main %s", second.tools_unit)
     assert second.say(lingering, "Wait.", f"{lingering}-1")[-1]["reason"] == "completed"
