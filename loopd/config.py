@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
 from loopd.errors import ConfigError
 from loopd.home import default_channel, default_model_socket
@@ -284,11 +285,16 @@ def _explain(error: ValidationError) -> str:
         kind = "table" if len(where) == 1 else "key"
         text = f"{place}: unknown {kind}, allowed: {', '.join(sorted(known))}"
     else:
-        found = repr(first["input"])
-        found = found if len(found) <= 80 else found[:77] + "..."  # noqa: PLR2004 - one line on a terminal
-        allowed = first["msg"].removeprefix("Value error, ")
-        text = f"{place}: found {found}, allowed: {allowed[0].lower()}{allowed[1:]}"
+        text = f"{place}: {found_and_allowed(first)}"
     return text + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else "")
+
+
+def found_and_allowed(fault: ErrorDetails) -> str:
+    """Return one fault of a validation as `found …, allowed: …`, for one line on a terminal."""
+    found = repr(fault["input"])
+    found = found if len(found) <= 80 else found[:77] + "..."  # noqa: PLR2004 - one line on a terminal
+    allowed = fault["msg"].removeprefix("Value error, ")
+    return f"found {found}, allowed: {allowed[0].lower()}{allowed[1:]}"
 
 
 def _table_at(place: tuple[int | str, ...]) -> type[BaseModel]:

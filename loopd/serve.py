@@ -12,8 +12,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from systemd_watchdog.systemd_watchdog import WatchDog
 
@@ -28,6 +28,7 @@ from loopd.model.keeper import StateKeeper
 from loopd.model.slots import SlotPool
 from loopd.model.watch import ModelWatch
 from loopd.session.store import sweep
+from loopd.tools.children import Children
 from loopd.tools.ports import plans
 from loopd.tools.registry import Registry
 from loopd.turn.engine import Engine
@@ -85,14 +86,13 @@ async def _serve(home: Home, config: Config, load: Load) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _told, stopping, hurry)
         loop.add_signal_handler(signal.SIGHUP, reload.set)
-        async with server, asyncio.TaskGroup() as group:
+        async with _tools_kept(parts), server, asyncio.TaskGroup() as group:
             watchdog = WatchDog()
             background = [
                 group.create_task(_feed(watchdog)),
                 group.create_task(_greet_model(parts)),
                 group.create_task(_reload(parts, server, reload, load)),
                 group.create_task(parts.keeper.run()),
-                group.create_task(parts.registry.keep()),
             ]
             log.info("ready release=%s home=%s socket=%s", __version__, home.path, server.path)
             _tell(watchdog.ready)
@@ -104,6 +104,18 @@ async def _serve(home: Home, config: Config, load: Load) -> None:
         if parts.audit_log:
             parts.audit_log.append("stop", release=__version__)
     log.info("stopped")
+
+
+@asynccontextmanager
+async def _tools_kept(parts: Parts) -> AsyncIterator[None]:
+    """Keep the ports and the runner of their processes up for the time of a block, which turns must not outlive."""
+    async with asyncio.TaskGroup() as group:
+        keeping = [group.create_task(parts.children.keep()), group.create_task(parts.registry.keep())]
+        try:
+            yield
+        finally:
+            for task in keeping:
+                task.cancel()
 
 
 def _told(stopping: asyncio.Event, hurry: asyncio.Event) -> None:
@@ -137,6 +149,7 @@ def _parts(home: Home, config: Config) -> Parts:
         table=lambda: parts.config.model,
         short_of_disk=lambda size_bytes: _short_of_disk(parts, size_bytes),
     )
+    children = Children(lambda: parts.config.tools, home.path / "run" / "tools")
     parts = Parts(
         home=home,
         config=config,
@@ -144,7 +157,8 @@ def _parts(home: Home, config: Config) -> Parts:
         pool=pool,
         keeper=keeper,
         watch=ModelWatch(home, client, pool, keeper),
-        registry=Registry(plans(config.tools, home), config.tools),
+        registry=Registry(plans(config, home, children), config.tools),
+        children=children,
         audit_log=audit_log,
         audit_fault=fault,
     )
@@ -195,7 +209,7 @@ async def _reload(parts: Parts, server: ChannelServer, reload: asyncio.Event, lo
             log.error("config_refused reason=%r", error.message)  # noqa: TRY400 - the message is the whole fact
             continue
         parts.config = config
-        parts.registry.reconfigure(plans(config.tools, parts.home), config.tools)
+        parts.registry.reconfigure(plans(config, parts.home, parts.children), config.tools)
         server.reconfigure(config)
         await parts.audit("config", config=config.sha256())
         log.info("config_reloaded sha256=%s", config.sha256())

@@ -18,6 +18,7 @@ _LAZY = {
     "model": ("loopd.cli.model_commands", "Fetch, serve and check a model."),
     "restore": ("loopd.cli.backup_commands", "Put the sessions of a backup into the home."),
     "session": ("loopd.cli.session_commands", "Verify, repair and fork sessions on disk."),
+    "tools": ("loopd.cli.tools_commands", "Run the processes of tools; check executables."),
 }
 
 

@@ -77,6 +77,7 @@ class ServerFacts:
         context_tokens: tokens a slot has.
         slots: how many slots there are; None where the server has no such endpoint.
         template: the chat template's text.
+        process: another text after each start of the server; '' where it shows none.
     """
 
     alias: str
@@ -86,6 +87,7 @@ class ServerFacts:
     slots: int | None
     template: str | None
     build: str
+    process: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +342,7 @@ class ModelClient:
             slots=props.total_slots if props.endpoint_slots else None,
             template=props.chat_template,
             build=props.build_info,
+            process=props.media_marker,
         )
 
     async def slots(self) -> list[SlotView]:

@@ -54,7 +54,7 @@ class StateKeeper:
         self._tried: dict[int, Left] = {}
         self._wake = asyncio.Event()
         for slot, left in sorted(self._store.left.items(), key=lambda item: item[1].turn):
-            pool.put(slot, left.mark, task=left.task, tokens=left.tokens)
+            pool.recall(slot, left)
 
     def serve(self, fit: Fit) -> None:
         """Take over what is served now."""

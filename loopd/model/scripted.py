@@ -7,6 +7,7 @@ Nothing in it depends on time: gates make a request wait until a test opens them
 
 import asyncio
 import json
+import secrets
 from collections.abc import Coroutine
 from http import HTTPStatus
 from pathlib import Path
@@ -133,6 +134,7 @@ class ScriptedServer:
         """Be a server that has just started: empty slots, tasks counted from 0."""
         self.slots = [SimulatedSlot(number, rolls_back=self.script.rolls_back) for number in range(self.script.slots)]
         self._task = 0
+        self._process = f"<__media_{secrets.token_hex(8)}__>"
 
     def gate(self, name: str) -> Gate:
         """Return the gate of that name."""
@@ -251,6 +253,7 @@ class ScriptedServer:
             "endpoint_slots": True,
             "chat_template": bundled_template(DEFAULT_TEMPLATE),
             "build_info": "scripted",
+            "media_marker": self._process,
             "default_generation_settings": {"n_ctx": self.script.context_tokens},
         }
 

@@ -51,11 +51,13 @@ class _Waiter:
 class SlotPool:
     """The slots of one model server, one request at a time to each, first come, first served.
 
-    A server that shows no slots (`total` None) is not queued for: it decides by itself.
+    A server that shows no slots (`total` None) is not queued for: it decides by itself. `process` is the server that
+    runs now (`ServerFacts`): what another one had in its slots is gone, whatever this one shows.
     """
 
     def __init__(self, total: int | None, client: ModelClient) -> None:
         self.total = total
+        self.process = ""
         self._client = client
         self._busy: set[int] = set()
         self._left: dict[int, Left] = {}
@@ -116,9 +118,13 @@ class SlotPool:
         return {slot: left for slot, left in known if slot not in self._busy}
 
     def put(self, slot: int, mark: Mark, *, task: int | None, tokens: int) -> None:
-        """Note what was restored into a slot that is held, or how it was left before loopd started."""
+        """Note what was restored into a slot that is held."""
+        self.recall(slot, Left(mark=mark, task=task, tokens=tokens, turn=0, process=self.process))
+
+    def recall(self, slot: int, left: Left) -> None:
+        """Note how a slot was left, as it may have been before loopd started; its `turn` is counted anew."""
         self._turn += 1
-        self._left[slot] = Left(mark=mark, task=task, tokens=tokens, turn=self._turn)
+        self._left[slot] = left.model_copy(update={"turn": self._turn})
 
     def drop(self, slot: int) -> None:
         """Forget what is in a slot."""
@@ -134,7 +140,7 @@ class SlotPool:
         gone = []
         for view in views:
             left = self._left.get(view.id)
-            if left is None or (view.id in self._busy and view.id != held) or _is_intact(view, left):
+            if left is None or (view.id in self._busy and view.id != held) or self._is_intact(view, left):
                 continue
             condition = self._judge(view, left, left.mark.session, left.tokens)
             if condition.kind == "ours":  # it grew without a request
@@ -185,13 +191,12 @@ class SlotPool:
         """Tell what a slot, as the server shows it, is to the session (as `look`)."""
         return self._judge(view, self._left.get(view.id), session_id, expected)
 
-    @staticmethod
-    def _judge(view: SlotView, left: Left | None, session_id: str, expected: int) -> SlotCondition:
+    def _judge(self, view: SlotView, left: Left | None, session_id: str, expected: int) -> SlotCondition:
         if view.task is None:
             return SlotCondition("cold", "", f"slot {view.id} was not used since the model server started")
         task = left.task if left is not None else None
         # Where loopd itself has started since, only the length can tell.
-        if task is not None and view.task < task:
+        if left is not None and (self._is_gone(left) or (task is not None and view.task < task)):
             evidence = f"slot {view.id} is at task {view.task}, was at {task}: the model server started anew"
             return SlotCondition("cold", "", evidence)
         if task is not None and view.task > task:
@@ -204,6 +209,13 @@ class SlotPool:
         if view.tokens >= expected:  # more after a cancel
             return SlotCondition("ours", "", evidence, view.tokens)
         return SlotCondition("foreign" if view.tokens else "cold", "", evidence, view.tokens)
+
+    def _is_gone(self, left: Left) -> bool:
+        return "" not in (left.process, self.process) and left.process != self.process
+
+    def _is_intact(self, view: SlotView, left: Left) -> bool:
+        same = view.task is not None and (view.task, view.tokens) == (left.task, left.tokens)
+        return same and not self._is_gone(left)
 
     async def _view(self, slot: int) -> SlotView | None:
         return next((view for view in await self._client.slots() if view.id == slot), None)
@@ -266,7 +278,3 @@ class SlotPool:
         if own is not None:
             return own if own in free else None
         return min(free, key=lambda slot: (self._left[slot].turn if slot in self._left else 0, slot), default=None)
-
-
-def _is_intact(view: SlotView, left: Left) -> bool:
-    return view.task is not None and (view.task, view.tokens) == (left.task, left.tokens)

@@ -42,13 +42,14 @@ class Left(_Strict):
     """How a slot was left by the last of loopd's requests in it; `turn` orders the uses.
 
     `task` is the server's number of the last request that ran in it; None if a state was restored into a slot that
-    no request has run in.
+    no request has run in. `process` is the server that it was, '' where that is not known.
     """
 
     mark: Mark
     task: int | None
     tokens: int
     turn: int
+    process: str = ""
 
 
 class State(_Strict):

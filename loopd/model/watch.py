@@ -50,6 +50,7 @@ class ModelWatch:
                 self._check = await load_or_check(self._home, self._client, facts)
                 self._facts = facts
                 self.context_tokens = facts.context_tokens
+                self._pool.process = facts.process
                 self._pool.resize(facts.slots)
                 self._keeper.serve(_fit(self._check, facts))
             return self._check

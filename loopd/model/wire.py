@@ -139,13 +139,14 @@ class GenerationSettings(_Wire):
 
 
 class Props(_Wire):
-    """`/props`."""
+    """`/props`. `media_marker` is drawn at random when the server starts, so it tells one process from the next."""
 
     model_alias: str = ""
     model_path: str = ""
     total_slots: int | None = None
     chat_template: str | None = None
     build_info: str = ""
+    media_marker: str = ""
     endpoint_slots: bool = True
     default_generation_settings: GenerationSettings = GenerationSettings()
 

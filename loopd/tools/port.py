@@ -57,7 +57,7 @@ class ToolPort(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why it is down, in one line; "" while it is up."""
+        """Why it is down, or what of it is left out while it is up, in one line; "" if there is nothing to say."""
         ...
 
     def tools(self) -> tuple[Tool, ...]:

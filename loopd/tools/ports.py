@@ -1,18 +1,26 @@
 """Which ports the configuration asks for: the one place that knows every kind (SPEC 6)."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
-from loopd.config import ToolsTable
+from loopd.config import Config
 from loopd.home import Home
 from loopd.tools.builtin import Builtin
+from loopd.tools.children import Children
+from loopd.tools.executables import Executables
 from loopd.tools.registry import PortPlan
 
 
-def plans(table: ToolsTable, home: Home) -> Iterator[PortPlan]:
+def plans(config: Config, home: Home, children: Children) -> Iterator[PortPlan]:
     """Yield the ports of `[tools]`, in the order that decides between equal hits.
 
     Args:
-        table: `[tools]`.
+        config: `[tools]` says which ports, `[loop]` how large a result may be.
         home: whose disk is reported, and where the lists of MCP servers are kept.
+        children: starts the processes of tools.
     """
+    table, max_bytes = config.tools, config.loop.max_result_bytes
     yield PortPlan("builtin", table.builtin, lambda: Builtin(table.builtin, disk=home.path))
+    if table.executables:
+        directory = Path(table.executables)
+        yield PortPlan("executables", (directory, max_bytes), lambda: Executables(directory, children, max_bytes))

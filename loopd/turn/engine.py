@@ -103,7 +103,7 @@ class Engine:
         await self.parts.audit(event, **facts)
 
     async def status(self) -> dict[str, Any]:
-        """Return the facts of model, slots and audit log; what is not known stands as a reason."""
+        """Return the facts of model, slots, tool processes and audit log; what is not known stands as a reason."""
         parts = self.parts
         model: dict[str, Any] = {"url": parts.client.url}
         try:
@@ -117,6 +117,7 @@ class Engine:
             "slots": parts.keeper.slots(),
             "cache": parts.tally.describe(),
             "states": parts.keeper.describe(),
+            "tool_processes": await parts.children.describe(),
             "audit": {"state": "ok"} if parts.audit_log else {"state": "read-only", "reason": parts.audit_fault},
         }
 

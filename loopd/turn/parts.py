@@ -15,6 +15,7 @@ from loopd.model.slots import SlotPool
 from loopd.model.tally import Tally
 from loopd.model.watch import ModelWatch
 from loopd.proto.frames import ServerFrame
+from loopd.tools.children import Children
 from loopd.tools.registry import Registry
 
 Emit = Callable[[ServerFrame], None]
@@ -38,6 +39,7 @@ class Parts:
     watch: ModelWatch
     registry: Registry
     audit_log: AuditLog | None
+    children: Children
     audit_fault: str = ""
     tally: Tally = field(default_factory=Tally)
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -84,6 +84,7 @@ class Desk:
             kin=line.parent.session if line.parent and line.fresh else "",
             **hold,
         )
+        self.pool.process = (await self.client.facts()).process
         async with self.keeper.hold(history) as (slot, condition):
             asked = request(*messages, slot=slot)
             done = await self.client.complete(asked, ignore)
@@ -289,6 +290,19 @@ async def test_a_killed_server_is_the_cause_and_what_was_saved_before_is_used(de
     assert "not saved" in said.cause.evidence
     assert "a saved state of" in said.cause.evidence
     assert 0 < said.loss < said.expected
+
+
+@pytest.mark.parametrize("strangers", [1, 3], ids=["looking-just-as-it-was-left", "counting-further"])
+async def test_a_restarted_server_that_others_used_since_is_told_from_a_taken_slot(desk: Open, strangers: int) -> None:
+    it = await desk()
+    await it.say("a")
+    it.server.restart()
+    for _ in range(strangers):
+        await it.client.complete(request(user("z has more to say")), ignore)
+    said = await it.say("a")
+    assert said.cause is not None
+    assert said.cause.name == "server_restarted"
+    assert said.loss > 0
 
 
 @pytest.mark.parametrize("saved", [False, True])

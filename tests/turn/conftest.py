@@ -20,6 +20,7 @@ from loopd.model.slots import SlotPool
 from loopd.model.watch import ModelWatch
 from loopd.proto.frames import ServerFrame, TurnEndFrame
 from loopd.session.store import Session
+from loopd.tools.children import Children
 from loopd.tools.port import ToolPort
 from loopd.tools.registry import Registry
 from loopd.turn.engine import Engine
@@ -104,7 +105,9 @@ async def _bench(
         stack.callback(audit_log.close)
         registry = Registry(planned(*ports), config.tools)
         stack.callback(registry.close)
-        parts = Parts(home, config, client, pool, keeper, ModelWatch(home, client, pool, keeper), registry, audit_log)
+        children = Children(lambda: config.tools, home.path / "run" / "tools")
+        watch = ModelWatch(home, client, pool, keeper)
+        parts = Parts(home, config, client, pool, keeper, watch, registry, audit_log, children)
         baseline = await Engine(parts).baseline(print)
         session = Session.create(home, "s", baseline, owner_uid=0, limits=config.loop)
         stack.callback(session.close)

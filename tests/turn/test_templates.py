@@ -29,6 +29,7 @@ from loopd.proto.usage import Reported, usage_record
 from loopd.session import reader
 from loopd.session.replay import tool_call
 from loopd.session.store import Session
+from loopd.tools.children import Children
 from loopd.tools.registry import Registry
 from loopd.turn import loop
 from loopd.turn.engine import Engine
@@ -125,8 +126,9 @@ async def talking(url: str, tmp_path: Path) -> AsyncIterator[Talk]:
         stack.callback(audit_log.close)
         registry = Registry(planned(FakePort("p", tool("work"))), config.tools)
         stack.callback(registry.close)
+        children = Children(lambda: config.tools, home.path / "run" / "tools")
         watch = ModelWatch(home, client, pool, keeper)
-        parts = Parts(home, config, client, pool, keeper, watch, registry, audit_log)
+        parts = Parts(home, config, client, pool, keeper, watch, registry, audit_log, children)
         baseline = await Engine(parts).baseline(lambda _why: None)
         session = Session.create(home, "s", baseline, owner_uid=0, limits=config.loop)
         stack.callback(session.close)

@@ -1,0 +1,87 @@
+"""`loopd tools`: the runner of tool processes as a service of its own, and the check of executables (SPEC 6, 9)."""
+
+from pathlib import Path
+
+import click
+
+from loopd.cli.context import Context
+
+
+@click.group()
+def tools() -> None:
+    """Run the processes of tools; check executables."""
+
+
+@tools.command()
+@click.option(
+    "--socket", metavar="PATH", required=True, type=click.Path(path_type=Path), help="Unix socket to listen on."
+)
+@click.option(
+    "--allow-uid",
+    "allowed",
+    metavar="NAME|UID",
+    multiple=True,
+    help="A user whose loopd is served, instead of the own; may be given again.",
+)
+def serve(socket: Path, allowed: tuple[str, ...]) -> None:
+    """Run the processes of tools until SIGTERM: [tools] runner = "unix:PATH" makes loopd use it.
+
+    They get nothing of loopd's and may do what this command may: its user, its sandbox. The working directory is
+    their home.
+    """
+    import os
+
+    from systemd_watchdog.systemd_watchdog import WatchDog
+
+    from loopd.channel.socketfile import bind, unlink
+    from loopd.errors import LoopdError
+    from loopd.tools import runner
+
+    uids = {_uid(name) for name in allowed} or {os.geteuid()}
+    path = socket.absolute()
+    try:
+        listener = bind(path, group="")
+    except LoopdError as error:
+        raise type(error)(error.message, hint="give another path: --socket PATH") from error
+    with listener:
+        inode = path.stat().st_ino
+        if uids != {os.geteuid()}:
+            path.chmod(0o666)  # whoever connects is asked for the user, and anybody else is refused
+        click.echo(f"listening on unix:{path}")
+        try:
+            runner.serve(listener, uids, on_ready=WatchDog().ready)
+        finally:
+            unlink(path, inode)
+
+
+def _uid(name: str) -> int:
+    import pwd
+
+    try:
+        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+    except KeyError as error:
+        raise click.UsageError(f"there is no user {name!r}") from error
+
+
+@tools.command()
+@click.argument("directory", required=False, type=click.Path(path_type=Path))
+@click.pass_obj
+def check(ctx: Context, directory: Path | None) -> None:
+    """Check the executables in DIRECTORY, or in [tools] executables, and their manifests."""
+    from loopd.errors import ConfigError, ToolError
+    from loopd.tools.executables import read
+
+    ctx.home.become_owner()
+    directory = directory or Path(ctx.config.tools.executables)
+    if directory == Path():
+        raise ConfigError("[tools] executables names no directory", hint="loopd tools check DIRECTORY")
+    try:
+        listing = read(directory.absolute())
+    except ToolError as error:
+        raise ConfigError(error.message) from error
+    for path, tool in listing.programs.values():
+        click.echo(f"{path}: ok: {tool.name} ({tool.effect})")
+    for fault in listing.faults[:-1]:
+        click.echo(f"error: {fault}", err=True)
+    if listing.faults:
+        raise ConfigError(listing.faults[-1])
