@@ -121,8 +121,8 @@ class Connection:
                 found += page.tools
         return usable(map(_listed, found), self._dropped)
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> Outcome:
-        """Run a tool. Cancelling it tells the server, and ends at once.
+    async def call(self, name: str, arguments: Mapping[str, Any], max_bytes: int) -> Outcome:
+        """Run a tool and return at most `max_bytes`. Cancelling it tells the server, and ends at once.
 
         Raises:
             Ended: the connection ended meanwhile, so nobody knows what the call did.
@@ -130,7 +130,7 @@ class Connection:
         """
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=dict(arguments)))
         try:
-            return outcome(await self._session.send_request(request, CallToolResult))
+            return outcome(await self._session.send_request(request, CallToolResult), max_bytes)
         except MCPError as error:
             if error.message == _SESSION_LOST:
                 self.end()

@@ -45,13 +45,14 @@ class McpPort:
         table: its settings.
         lists: the directory of the files that keep lists (`<home>/tool-lists`).
         children: starts the process of a server over stdio.
+        max_bytes: of a result.
     """
 
-    def __init__(self, name: str, table: McpTable, *, lists: Path, children: Children) -> None:
+    def __init__(self, name: str, table: McpTable, *, lists: Path, children: Children, max_bytes: int) -> None:
         self.name = name
         self.state: PortState = "down"
         self.reason = "not started yet"
-        self._table, self._children = table, children
+        self._table, self._children, self._max_bytes = table, children, max_bytes
         self._file = ListFile(lists / f"{name}.json", server_key(table))
         self._listed: tuple[Listed, ...] | None = None
         self._tools: tuple[Tool, ...] = ()
@@ -73,7 +74,7 @@ class McpPort:
         if self._connection is None:
             raise ToolError(f"{self.name} is down now ({self.reason})")
         try:
-            return await self._connection.call(name, arguments)
+            return await self._connection.call(name, arguments, self._max_bytes)
         except Ended as error:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_REASON_S):

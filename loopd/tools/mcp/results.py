@@ -14,19 +14,30 @@ from mcp_types import (
 
 from loopd.tools.port import Outcome
 from loopd.tools.schema import compact
+from loopd.tools.text import Capture
+
+_CHUNK_CHARS = 65_536
 
 
-def outcome(result: CallToolResult) -> Outcome:
+def outcome(result: CallToolResult, max_bytes: int) -> Outcome:
     """Return the text of a result, what is no text named by kind and size; structured content where there is no text.
 
-    A single text is passed on as it is: it may be as long as a message, and the registry cuts it.
+    Args:
+        result: what the server answered.
+        max_bytes: head and tail of more text are kept, with a count; no more than that is copied.
     """
     parts = [part for block in result.content if (part := _text(block))]
     if result.structured_content is not None and not any(_is_text(block) for block in result.content):
         parts.append(compact(result.structured_content))
     if result.is_error and not parts:
         parts.append("The tool failed and gave no reason.")
-    return Outcome(ok=not result.is_error, content=parts[0] if len(parts) == 1 else "\n".join(parts))
+    capture = Capture(max_bytes)
+    for number, part in enumerate(parts):
+        capture.feed_text("\n" if number else "")
+        for start in range(0, len(part), _CHUNK_CHARS):
+            capture.feed_text(part[start : start + _CHUNK_CHARS])
+    text = capture.finish()
+    return Outcome(ok=not result.is_error, content=text.text, cut=text.cut, lossy=text.lossy)
 
 
 def _is_text(block: ContentBlock) -> bool:

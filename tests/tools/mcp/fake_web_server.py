@@ -1,6 +1,6 @@
 """The fake MCP server over streamable HTTP, answering in plain JSON. Standard library only.
 
-    python fake_web_server.py CONFIG.json PORT
+    python -m tests.tools.mcp.fake_web_server CONFIG.json PORT
 
 Beside what `fake_server` takes, the configuration may have:
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from fake_server import answered, config
+from tests.tools.mcp.fake_server import answered, config
 
 sessions: set[str] = set()
 

@@ -27,7 +27,7 @@ class Held:
 
     def __init__(self, directory: Path, table: McpTable, children: Children) -> None:
         self.config_path = directory / "fake.json"
-        self.port = McpPort("fake", table, lists=directory / "tool-lists", children=children)
+        self.port = McpPort("fake", table, lists=directory / "tool-lists", children=children, max_bytes=4096)
         self.kept: asyncio.Task[None] | None = None
         self._log = _Log()
 
