@@ -10,6 +10,7 @@
 - `registry`: joins the ports and runs a call to a result
 - `builtin`: clock and device
 - `executables`: programs in a directory, with a manifest beside each
+- `mcp`: MCP servers over stdio and streamable HTTP, by the official SDK
 - `ports`: which of them the configuration asks for
 - `children`: processes of tools as the daemon sees them
 - `runner`: the process that starts them and ends them, apart from the daemon; standard library only

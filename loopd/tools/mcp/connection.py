@@ -130,6 +130,10 @@ class Connection:
         """
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=dict(arguments)))
         try:
+            request.model_dump_json()
+        except ValueError as error:  # where it is sent it would cost the connection
+            raise ToolError(f"these arguments cannot be sent: {error}") from error
+        try:
             return outcome(await self._session.send_request(request, CallToolResult), max_bytes)
         except MCPError as error:
             if error.message == _SESSION_LOST:

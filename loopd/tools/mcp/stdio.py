@@ -29,12 +29,13 @@ from loopd.tools.mcp.secrets import hidden, read_secrets
 log = logging.getLogger("loopd.mcp")
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+QUEUED_MESSAGES = 64
+"""What may wait to be sent: a call that is cancelled says so without waiting for a server that does not listen."""
 _CHUNK_BYTES = 65_536
 _EDGE_BYTES = 512
 _GAP = b"\0"
-_QUEUED_MESSAGES = 64
 _TAIL_BYTES = 4096
-_SHOWN_CHARS = 300
+_SHOWN_CHARS, _SHOWN_LINES = 300, 3
 _LAST_WORDS_S = 1.0
 _FAREWELL_S = 0.5
 # The id as the two SDKs place it: at the very beginning of an answer, or at its very end.
@@ -87,14 +88,15 @@ class StdioServer:
     def last_words(self) -> str:
         """Return how the process ended, if it did so by itself, and the end of what it wrote to stderr, as one line."""
         lines = [line.strip() for line in self._tail.decode("utf-8", "replace").splitlines()]
-        said = hidden(" | ".join(line for line in lines if line), self.secrets)
+        telling = [line for line in lines if any(map(str.isalnum, line))]
+        said = hidden(" | ".join(telling[-_SHOWN_LINES:]), self.secrets)
         shown = "".join(char if char.isprintable() else " " for char in said)[-_SHOWN_CHARS:]
         return "; ".join(part for part in (self._exit, f"stderr: {shown}" if shown else "") if part)
 
     @asynccontextmanager
     async def _talking(self, child: Child) -> AsyncIterator[Streams]:
         heard, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-        outgoing, sent = anyio.create_memory_object_stream[SessionMessage](_QUEUED_MESSAGES)
+        outgoing, sent = anyio.create_memory_object_stream[SessionMessage](QUEUED_MESSAGES)
         async with heard, incoming, outgoing, sent, asyncio.TaskGroup() as group:
             listening = group.create_task(self._listen(child, heard))
             tasks = [
@@ -114,7 +116,7 @@ class StdioServer:
         """Pass on every message; the end of stdout is the end of the connection."""
         lines = Lines(MAX_MESSAGE_BYTES)
         async with heard:
-            with suppress(ConnectionError, anyio.BrokenResourceError):
+            with suppress(ConnectionError, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 while data := await child.stdout.read(_CHUNK_BYTES):
                     for line in lines.feed(data):
                         if (message := parsed(line)) is not None:

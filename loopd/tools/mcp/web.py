@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 import anyio
 import httpx2
+from anyio.streams.memory import MemoryObjectSendStream
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
+from mcp.shared.message import SessionMessage
 
 from loopd.config import McpTable
 from loopd.tools.mcp.secrets import read_secrets
-from loopd.tools.mcp.stdio import MAX_MESSAGE_BYTES
+from loopd.tools.mcp.stdio import MAX_MESSAGE_BYTES, QUEUED_MESSAGES
 
 if TYPE_CHECKING:
-    from mcp.client._transport import TransportStreams
+    from mcp.client._transport import TransportStreams, WriteStream
 
 _SILENCE_S = 3600.0
 _FAREWELL_S = 1.0
@@ -58,10 +60,16 @@ class WebServer:
             event_hooks={"response": [self._answered]},
         ) as client:
             try:
-                async with streamable_http_client(
-                    self._table.url, http_client=client, terminate_on_close=False, max_sse_event_size=MAX_MESSAGE_BYTES
-                ) as streams:
-                    yield streams
+                async with (
+                    streamable_http_client(
+                        self._table.url,
+                        http_client=client,
+                        terminate_on_close=False,
+                        max_sse_event_size=MAX_MESSAGE_BYTES,
+                    ) as (incoming, sending),
+                    _queued(sending) as outgoing,
+                ):
+                    yield incoming, outgoing
             finally:
                 await self._farewell(client)
 
@@ -82,6 +90,25 @@ class WebServer:
         if self._session:
             with suppress(httpx2.HTTPError), anyio.move_on_after(_FAREWELL_S, shield=True):
                 await client.delete(self._table.url, headers={MCP_SESSION_ID: self._session})
+
+
+@asynccontextmanager
+async def _queued(
+    sending: "WriteStream[SessionMessage]",
+) -> AsyncIterator[MemoryObjectSendStream[SessionMessage]]:
+    """Yield a stream that takes messages at once, and sends them one by one."""
+    outgoing, queue = anyio.create_memory_object_stream[SessionMessage](QUEUED_MESSAGES)
+
+    async def send() -> None:
+        async for message in queue:
+            await sending.send(message)
+
+    async with outgoing, queue, asyncio.TaskGroup() as group:
+        task = group.create_task(send())
+        try:
+            yield outgoing
+        finally:
+            task.cancel()
 
 
 class _Bounded(httpx2.AsyncByteStream):

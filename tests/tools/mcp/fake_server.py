@@ -14,6 +14,7 @@ The configuration is read anew at each list, so that a test may change it:
     endless         every page has a next one; "same" gives the same cursor for ever
     only            "discover": it knows no `initialize`, as servers of the newer era
     stubborn        ignores SIGTERM and the end of its stdin
+    deaf            reads nothing more once it has answered its first list
 """
 
 import json
@@ -124,7 +125,8 @@ def answered(request: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any
         case "tools/list":
             return listed(settings, params.get("cursor") or "") | meta
         case "tools/call":
-            result = BEHAVIOURS[params["name"]](params.get("arguments") or {}, request["id"])
+            behave = BEHAVIOURS.get(params["name"])
+            result = behave(params.get("arguments") or {}, request["id"]) if behave else text(params["name"])
             return None if result is None else result | ({"resultType": "complete"} if meta else {})
     return {}
 
@@ -157,6 +159,8 @@ def serve() -> None:
             with Path(settings["heard"]).open("ab") as file:
                 file.write(data)
         respond(data, settings)
+        while settings.get("deaf") and b"tools/list" in data:
+            time.sleep(1000)
     while settings.get("stubborn"):
         time.sleep(1000)
 

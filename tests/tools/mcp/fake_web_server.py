@@ -38,10 +38,12 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, request, answered(request, settings), session)
         elif session not in sessions:
             self.reply(404)
+        elif request["method"] in settings.get("silent", ()):
+            self.rfile.read(1)  # which comes when the client has gone
         elif "id" not in request:
             self.reply(202)
         elif (result := answered(request, settings)) is None:
-            self.rfile.read(1)  # which comes when the client has gone
+            self.rfile.read(1)
         else:
             self.reply(200, request, result)
 

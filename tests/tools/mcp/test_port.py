@@ -246,6 +246,30 @@ async def test_a_call_that_is_cancelled_ends_at_once_and_the_server_is_told(tmp_
         assert told["params"]["requestId"] == asked["id"]
 
 
+async def test_arguments_that_no_message_can_hold_cost_only_their_call(tmp_path: Path) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(500):
+        deep = {"deeper": deep}
+    async with held(tmp_path) as it:
+        await it.up()
+        for arguments in ({"text": "lone \ud800"}, deep):
+            with pytest.raises(ToolError, match="these arguments cannot be sent"):
+                await it.port.run("echo", arguments)
+        assert await it.call("echo", "still there") == "echo still there"
+
+
+async def test_calls_that_are_cancelled_end_at_once_where_the_server_reads_nothing(tmp_path: Path) -> None:
+    async with held(tmp_path, {"deaf": True}) as it:
+        await it.up()
+        calls = [asyncio.create_task(it.port.run("echo", {"text": "x" * 100_000})) for _ in range(10)]
+        done, waiting = await asyncio.wait(calls, timeout=0.2)
+        assert not done
+        for call in waiting:
+            call.cancel()
+        done, _ = await asyncio.wait(calls, timeout=2.0)
+        assert len(done) == len(calls)
+
+
 async def test_a_message_that_is_too_long_fails_its_call_and_a_long_one_does_not(tmp_path: Path) -> None:
     async with held(tmp_path) as it:
         await it.up()

@@ -105,6 +105,19 @@ async def test_a_cancelled_call_ends_at_once_and_the_server_is_told(tmp_path: Pa
         assert "notifications/cancelled" in [message["method"] for message in sent]
 
 
+async def test_calls_that_are_cancelled_end_at_once_whatever_the_server_does(tmp_path: Path) -> None:
+    web = Web(tmp_path)
+    async with held(tmp_path, {"silent": ["notifications/cancelled"]}, url=web.url) as it:
+        with web.served():
+            await it.up()
+            calls = [asyncio.create_task(it.port.run("never", {})) for _ in range(5)]
+            assert await it.call("echo", "meanwhile") == "echo meanwhile"
+            for call in calls:
+                call.cancel()
+            done, _ = await asyncio.wait(calls, timeout=2.0)
+            assert len(done) == len(calls)
+
+
 async def test_a_secret_header_is_sent_and_never_shown(tmp_path: Path) -> None:
     web, secret = Web(tmp_path), tmp_path / "header"
     files = {"Authorization": str(secret)}
