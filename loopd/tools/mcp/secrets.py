@@ -20,10 +20,13 @@ def read_secrets(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def hidden(text: str, values: Iterable[str]) -> str:
-    """Return `text` with every value replaced; a value of less than four characters would hide half of any text."""
-    for value in sorted(values, key=len, reverse=True):
-        if len(value) >= _MIN_HIDDEN_CHARS:
-            text = text.replace(value, _HIDDEN)
+    """Return `text` with every value replaced, and every word of one.
+
+    A word of less than four characters stays: it would hide half of any text.
+    """
+    words = {part for value in values for part in (value, *value.split()) if len(part) >= _MIN_HIDDEN_CHARS}
+    for word in sorted(words, key=len, reverse=True):
+        text = text.replace(word, _HIDDEN)
     return text
 
 

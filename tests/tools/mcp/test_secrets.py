@@ -29,3 +29,4 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
 
 def test_what_is_shown_holds_no_secret_but_very_short_ones() -> None:
     assert hidden("a tops3cret of tops3cret2", ["tops3cret", "tops3cret2", "a"]) == "a [secret] of [secret]"
+    assert hidden("no key is tops3cret", ["Bearer tops3cret"]) == "no key is [secret]"
