@@ -28,7 +28,7 @@ from loopd.tools.mcp.secrets import hidden, read_secrets
 
 log = logging.getLogger("loopd.mcp")
 
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 QUEUED_MESSAGES = 64
 """What may wait to be sent: a call that is cancelled says so without waiting for a server that does not listen."""
 _CHUNK_BYTES = 65_536
@@ -178,13 +178,13 @@ class Lines:
         self._line = bytearray()
         self._head = b""
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes) -> list[bytes | bytearray]:
         """Take the next bytes and return the lines that they end."""
         *ended, rest = data.split(b"\n")
-        found: list[bytes] = []
+        found: list[bytes | bytearray] = []
         for part in ended:
             self._take(part)
-            found.append(self._head + bytes(self._line))
+            found.append(self._head + self._line if self._head else self._line)
             self._line, self._head = bytearray(), b""
         self._take(rest)
         return found
@@ -198,7 +198,7 @@ class Lines:
             del self._line[:-_EDGE_BYTES]
 
 
-def parsed(line: bytes) -> JSONRPCMessage | None:
+def parsed(line: bytes | bytearray) -> JSONRPCMessage | None:
     """Return the message of a line. None if it is none; one that answers a request and is broken becomes an error."""
     with suppress(ValidationError):
         return jsonrpc_message_adapter.validate_json(line, by_name=False)

@@ -148,7 +148,7 @@ async def test_an_answer_that_is_too_long_fails_its_call_and_a_long_one_does_not
         with web.served():
             await it.up()
             assert "bytes left out" in await it.call("huge", "2000000")
-            assert "longer than 16777216 bytes" in await it.call("huge", "30000000")
+            assert "longer than 8388608 bytes" in await it.call("huge", "30000000")
             assert await it.call("echo", "still there") == "echo still there"
 
 
