@@ -9,10 +9,11 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from operator import not_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
+from tenacity import AsyncRetrying, RetryCallState, retry_if_result, wait_exponential_jitter
 
 from loopd.clock import monotonic_s
 from loopd.config import McpTable
@@ -87,21 +88,27 @@ class McpPort:
     async def keep(self) -> None:
         """Keep the server up until cancelled, which ends it."""
         connect = await asyncio.to_thread(_library)
+        again = AsyncRetrying(
+            retry=retry_if_result(not_),
+            wait=wait_exponential_jitter(multiplier=_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S, jitter=_FIRST_PAUSE_S),
+            before_sleep=self._say_when,
+        )
         while True:
-            async for attempt in AsyncRetrying(
-                retry=retry_if_exception_type(ToolError),
-                wait=wait_exponential_jitter(multiplier=_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S, jitter=_FIRST_PAUSE_S),
-                before_sleep=self._say_when,
-            ):
-                with attempt:
-                    await self._hold(connect)
+            await again(self._hold_apart, connect)
 
-    async def _hold(self, connect: "Connect") -> None:
-        """Hold one connection to its end.
+    async def _hold_apart(self, connect: "Connect") -> bool:
+        """Hold one connection in a task of its own.
 
-        Raises:
-            ToolError: it was not to be had, or did not hold for long.
+        The SDK's task groups cancel the task that they are in when something fails, and take a cancel from outside
+        that comes at the same moment for their own: here it would be lost, and the daemon would wait for ever.
         """
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self._hold(connect))
+            await asyncio.wait([task])
+        return task.result()
+
+    async def _hold(self, connect: "Connect") -> bool:
+        """Hold one connection to its end, and return whether it held for long."""
         steady_s = float("inf")
         try:
             async with connect(self.name, self._table, self._children) as connection:
@@ -111,11 +118,7 @@ class McpPort:
                     await self._follow(connection)
         except ToolError as error:
             self._explain(error.message)
-            # A cancel that comes while the SDK's task groups cancel each other is taken by them for their own.
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise asyncio.CancelledError from error
-            if monotonic_s() < steady_s:
-                raise
+        return monotonic_s() >= steady_s
 
     async def _follow(self, connection: "Connection") -> None:
         """List again whenever the list may have changed. A list that cannot be had changes nothing, and is tried again.
