@@ -66,12 +66,12 @@ def assemble(python: str, arch: str, glibc: str, build: Path) -> dict[str, str]:
     wheels = cache / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
     lock = _lock(cache / "lock.txt", python, arch, glibc)
-    if not _complete(wheels, lock):
-        _fetch(wheels, lock, python, arch, glibc)
+    if missing := _missing(wheels, lock):
+        _fetch(wheels, missing, python, arch, glibc)
     wheel = _own_wheel(cache)
     version = wheel.name.split("-")[1]
     _say("packing")
-    files = {f"wheels/{path.name}": path for path in _wanted(wheels, lock)}
+    files = {f"wheels/{path.name}": path for path in _wheels(wheels, lock)}
     files |= {"lock.txt": lock, "pip.whl": _installer(cache / "pip"), f"own/{wheel.name}": wheel}
     part = cache / "bundle.tar.part"
     digest = _pack(part, files)
@@ -98,23 +98,25 @@ def _lock(path: Path, python: str, arch: str, glibc: str) -> Path:
     return path
 
 
-def _fetch(wheels: Path, lock: Path, python: str, arch: str, glibc: str) -> None:
-    """Fetch what the lock names, for the target and never for this machine."""
-    _say(f"fetching {lock.read_text().count('==')} wheels for {arch}, Python {python}, glibc {glibc}")
+def _fetch(wheels: Path, missing: list[str], python: str, arch: str, glibc: str) -> None:
+    """Fetch what is missing, for the target and never for this machine."""
+    _say(f"fetching {len(missing)} wheels for {arch}, Python {python}, glibc {glibc}")
+    wanted = wheels.with_name("missing.txt")
+    wanted.write_text("\n".join(missing) + "\n")
     platforms = [f"--platform=manylinux_2_{minor}_{arch}" for minor in _glibc_minors(glibc)]
     target = [*platforms, f"--platform=manylinux2014_{arch}", f"--python-version={python}", "--implementation=cp"]
-    _pip(
-        "download", "--no-deps", "--require-hashes", "--only-binary=:all:", *target, "-d", str(wheels), "-r", str(lock)
-    )
+    exactly = ("--no-deps", "--require-hashes", "--only-binary=:all:")
+    _pip("download", *exactly, *target, "-d", str(wheels), "-r", str(wanted))
 
 
-def _complete(wheels: Path, lock: Path) -> bool:
-    """Tell whether every wheel of the lock is there and is one that the lock allows."""
-    text = lock.read_text()
-    try:
-        return all(hashlib.sha256(path.read_bytes()).hexdigest() in text for path in _wanted(wheels, lock))
-    except BundleError:
-        return False
+def _missing(wheels: Path, lock: Path) -> list[str]:
+    """Return the entries of the lock whose wheel is not there, or is not one that the entry allows."""
+    there = _there(wheels)
+    return [
+        entry
+        for key, entry in _entries(lock).items()
+        if key not in there or hashlib.sha256(there[key].read_bytes()).hexdigest() not in entry
+    ]
 
 
 def _installer(folder: Path) -> Path:
@@ -137,18 +139,28 @@ def _own_wheel(cache: Path) -> Path:
     return next(folder.glob("loopd-*.whl"))
 
 
-def _wanted(wheels: Path, lock: Path) -> Iterator[Path]:
-    """Yield the wheel of each line of the lock; others of earlier lists stay behind.
+def _wheels(wheels: Path, lock: Path) -> Iterator[Path]:
+    """Yield the wheel of each entry of the lock; others of earlier lists stay behind.
 
     Raises:
         BundleError: one is missing, by name.
     """
-    there = {_normal(path.name.split("-")[0]) + "==" + path.name.split("-")[1]: path for path in wheels.glob("*.whl")}
-    for name, version in re.findall(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", lock.read_text(), re.MULTILINE):
-        key = f"{_normal(name)}=={version}"
+    there = _there(wheels)
+    for key in _entries(lock):
         if key not in there:
             raise BundleError(f"the wheelhouse lacks {key}")
         yield there[key]
+
+
+def _there(wheels: Path) -> dict[str, Path]:
+    """Return the wheels that are there, by `name==version`."""
+    return {_normal(path.name.split("-")[0]) + "==" + path.name.split("-")[1]: path for path in wheels.glob("*.whl")}
+
+
+def _entries(lock: Path) -> dict[str, str]:
+    """Return the entries of the lock with their hashes, by `name==version`."""
+    found = re.finditer(r"^([A-Za-z0-9._-]+)==([^\s;\\]+).*(?:\n[ \t].*)*", lock.read_text(), re.MULTILINE)
+    return {f"{_normal(entry[1])}=={entry[2]}": entry[0] for entry in found}
 
 
 def _normal(name: str) -> str:

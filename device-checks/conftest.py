@@ -63,6 +63,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
             made.sections.append((f"last {_JOURNAL_LINES} lines of the journal", _journal(item.config.stash[_DEVICE])))
     if made.when == "call" or made.outcome != "passed":
         result = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}[made.outcome]
+        if made.failed and item.config.stash[_LATCH].cause(_stage(item)):
+            result = "not tried"
         claim = (item.function.__doc__ or item.name).strip().splitlines()[0]  # type: ignore[attr-defined]  # a function's item
         why = made.longreprtext if made.failed else ""
         report.outcomes.append(Outcome(item.name, claim, result, made.duration, why))

@@ -14,7 +14,7 @@ the one before, so the model's prompt cache is never lost. The map, lowest layer
     model/      the client of the model server; its slots and their saved states; the account of a request; the
                 embedded server, the scripted one, the check of a model
     session/    baseline, replay, the store with its epochs, verify, repair, fork, backup
-    turn/       limits (pure), the loop: say -> step -> tools -> step -> turn_end, and compaction
+    turn/       limits (pure), the loop: say -> step -> tools -> step -> turn_end, approvals, and compaction
     channel/    codec (pure), server, client of the socket between people and the daemon
     serve       the daemon: the only place where the parts are put together
     cli/        `loopd` and `bxctl`: parse, call, print

@@ -14,6 +14,7 @@ one, which says so.
 import json
 import os
 import re
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +181,50 @@ def verify(directory: Path) -> AuditVerdict:
     for path, follows in named:
         faults += _check_named(path, follows, hashes)
     return AuditVerdict(len(paths), sum(map(len, hashes.values())), tuple(torn), tuple(faults))
+
+
+def may_have_begun(directory: Path, session_id: str, calls: Collection[int]) -> frozenset[int]:
+    """Return those of a session's calls that may have had an effect, as far as the log tells. Needs no writes.
+
+    An intent (`tool_call`) is durable before its tool runs, so a call without one never began. That is sure only
+    where all files can be read and the session's beginning is in them; else every call may have begun.
+    """
+    begun: set[int] = set()
+    is_whole = False
+    try:
+        for path in reversed(_files(directory)):
+            for record in _about(path, session_id):
+                is_whole = is_whole or _begins(record, session_id)
+                if record["event"] == "tool_call":
+                    begun.add(record["call"])
+            if begun.issuperset(calls):
+                break
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ):  # unreadable, or no file of ours: nothing is sure
+        is_whole = False
+    return frozenset(begun.intersection(calls) if is_whole else calls)
+
+
+def _about(path: Path, session_id: str) -> Iterator[dict[str, Any]]:
+    """Yield the whole records of a file that name a session as `session`, or as the one that a fork made."""
+    mark = canonical(session_id)
+    with path.open("rb") as file:
+        for line in file:
+            if mark in line and line.endswith(b"\n"):
+                record = json.loads(line)
+                if session_id in {record.get("session"), record.get("to")}:
+                    yield record
+
+
+def _begins(record: dict[str, Any], session_id: str) -> bool:
+    """Tell whether a session of this id was made just then."""
+    made = {"session_created": "session", "session_forked": "to"}
+    return record.get(made.get(record["event"], "")) == session_id
 
 
 def _check(path: Path, faults: list[str], torn: list[Path], named: list[tuple[Path, dict[str, Any]]]) -> list[str]:

@@ -29,6 +29,7 @@ SPEC 9).
     ├── AuditError                   the audit log cannot be written, or its chain is broken
     └── ChannelError                 the socket between client and daemon
         ├── FrameTooLarge, FrameInvalid, VersionMismatch, SlowConsumer, NotPermitted, LimitReached
+        ├── NotPending               an answer to a call that waits for none
         ├── DaemonError              what the daemon answered, with its code
         └── DaemonUnreachable     3
 """
@@ -324,7 +325,7 @@ class SlowConsumer(ChannelError):
 
 
 class NotPermitted(ChannelError):
-    """Only the session's owner and root may do this."""
+    """Only the session's owner and root may do this, or only a client that said so in its `hello`."""
 
     code = "not_permitted"
 
@@ -333,6 +334,12 @@ class LimitReached(ChannelError):
     """The daemon has as many clients or open sessions as `[channel]` or `[loop]` allows."""
 
     code = "limit_reached"
+
+
+class NotPending(ChannelError):
+    """The call waits for no approval: it never did, or it is decided."""
+
+    code = "not_pending"
 
 
 class DaemonError(ChannelError):

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_COLOURS = {"ok": "green", "FAILED": "red", "skipped": "yellow"}
+_COLOURS = {"ok": "green", "FAILED": "red", "not tried": "yellow", "skipped": "yellow"}
 _BAR_PX = 800
 _STYLE = (
     "body{font:15px system-ui,sans-serif;margin:2em auto;max-width:66em;padding:0 1em}"
     "table{border-collapse:collapse;margin:.5em 0}svg{width:100%}"
     "td,th{padding:.25em .7em;text-align:left;border-bottom:1px solid #ddd;vertical-align:top}"
-    ".n{text-align:right}tr.failed td{background:#fdd}tr.skipped td{background:#ffd}"
+    ".n{text-align:right}tr.failed td{background:#fdd}tr.skipped td,tr.not td{background:#ffd}"
     "pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:12px}"
     ".cached{fill:#4a7;color:#4a7}.new{fill:#48c;color:#48c}.lost{fill:#c33;color:#c33}"
 )
@@ -24,13 +24,19 @@ _STYLE = (
 
 @dataclass(slots=True)
 class Outcome:
-    """One check: the claim it makes, and whether it held."""
+    """One check: the claim it makes, whether it held, and what pytest said where it did not."""
 
     check: str
     claim: str
     result: str
     seconds: float
     why: str = ""
+
+    @property
+    def fault(self) -> str:
+        """What was found wrong, in a line."""
+        said = [line[1:].strip() for line in self.why.splitlines() if line.startswith("E ")] or self.why.splitlines()
+        return said[0].removeprefix("AssertionError: ") if said else ""
 
 
 @dataclass(slots=True)
@@ -70,6 +76,10 @@ class Report:
         for note in self.notes:
             console.print(f"note: {note}")
         console.print(self.counts)
+        for outcome in self.outcomes:
+            if outcome.result == "FAILED":
+                fault = Text(f"FAILED {outcome.check}: {outcome.fault}", style=_COLOURS["FAILED"])
+                console.print(fault, soft_wrap=True)
 
     def write(self, folder: Path) -> None:
         """Write report.json and report.html."""
@@ -79,7 +89,7 @@ class Report:
 
     def _page(self) -> str:
         rows = "".join(
-            f'<tr class="{o.result.lower()}"><td>{_text(_spaced(o.check))}<td>{_text(o.claim)}<td>{o.result}'
+            f'<tr class="{o.result.split()[0].lower()}"><td>{_text(_spaced(o.check))}<td>{_text(o.claim)}<td>{o.result}'
             f'<td class="n">{o.seconds:.1f}' + (f'<tr><td colspan="4"><pre>{_text(o.why)}</pre>' if o.why else "")
             for o in self.outcomes
         )

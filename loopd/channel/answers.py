@@ -14,7 +14,6 @@ from loopd.errors import FrameInvalid, SessionRefused
 from loopd.home import Home
 from loopd.proto import usage
 from loopd.proto.frames import (
-    Approve,
     ClientFrame,
     Delete,
     Fork,
@@ -81,8 +80,6 @@ class Answers:
                 return self._engine.tools()
             case Fork() | Delete():
                 return await self._change(frame, peer)
-            case Approve():
-                raise FrameInvalid(f"call {frame.call} of session {frame.session[:80]} waits for no approval")
             case _:
                 raise FrameInvalid(f"{frame.type} cannot be answered here")
 

@@ -14,9 +14,18 @@ from loopd.channel.codec import LineDecoder, decode_client, encode, ref_of
 from loopd.channel.live import LiveSession, Peer
 from loopd.channel.sessions import Sessions
 from loopd.config import ChannelTable
-from loopd.errors import ChannelError, FrameInvalid, FrameTooLarge, LoopdError, SlowConsumer, VersionMismatch
+from loopd.errors import (
+    ChannelError,
+    FrameInvalid,
+    FrameTooLarge,
+    LoopdError,
+    NotPermitted,
+    SlowConsumer,
+    VersionMismatch,
+)
 from loopd.proto.frames import (
     PROTOCOL_VERSION,
+    Approve,
     Cancel,
     ClientFrame,
     Close,
@@ -67,6 +76,7 @@ class Connection:
         self._peer, self._table, self._sessions, self._answers = peer, table, sessions, answers
         self._release = release
         self._watched: set[LiveSession] = set()
+        self.can_approve = False
 
     async def run(self) -> None:
         """Serve the client until it leaves, breaks the protocol before its greeting, or is dropped."""
@@ -148,6 +158,7 @@ class Connection:
         except ChannelError as error:
             self.refuse(error)
             return False
+        self.can_approve = hello.can_approve
         welcome = Welcome(version=PROTOCOL_VERSION, release=self._release, uid=self._peer.uid, ref=hello.ref)
         await self.deliver(encode(welcome))
         return True
@@ -185,6 +196,12 @@ class Connection:
             case Cancel():
                 cancelled = await self._sessions.cancel(frame.session)
                 await self._deliver(Reply(to="cancel", data={"cancelled": cancelled}, ref=frame.ref))
+            case Approve():
+                if not self.can_approve:
+                    raise NotPermitted("this client has not said can_approve in its hello")
+                await self._sessions.approve(frame, self._peer)
+                data = {"call": frame.call, "decision": frame.decision}
+                await self._deliver(Reply(to="approve", data=data, ref=frame.ref))
             case Close():
                 live = self._watching(frame.session)
                 self._watched.discard(live)

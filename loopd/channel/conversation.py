@@ -9,8 +9,10 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 from loopd.channel.client import ChannelClient
 from loopd.errors import DaemonUnreachable
 from loopd.proto.frames import (
+    Approve,
     Cancel,
     CaughtUp,
+    Choice,
     ClientFrame,
     ErrorFrame,
     Open,
@@ -36,6 +38,7 @@ class Conversation:
         path: the channel's socket.
         session: None for a new one.
         start: where history begins at the first connection; 0 for none.
+        can_approve: approval requests are shown to a person; `approve` answers them.
         reconnect_s: how long to try after a loss.
         on_lost: called when the connection is lost, before the first try.
     """
@@ -46,12 +49,13 @@ class Conversation:
         session: str | None,
         *,
         start: int = 0,
+        can_approve: bool = False,
         reconnect_s: float = RECONNECT_S,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self.session = session or ""
         self.on_lost = on_lost
-        self._path, self._reconnect_s = path, reconnect_s
+        self._path, self._reconnect_s, self._can_approve = path, reconnect_s, can_approve
         self._open = Open(session=session, create=session is not None, start=start, ref="open")
         self._said: Say | None = None
         self._epoch: int | None = None
@@ -80,6 +84,11 @@ class Conversation:
         """Say something; its turn is over when `turn_end` comes with this key, or `error` with it as its `ref`."""
         self._said = Say(session=self.session, text=text, key=key, ref=key)
         await self._send(self._said)
+
+    def approve(self, call: int, decision: Choice) -> None:
+        """Answer an approval request; `approval_decided` follows, with this answer or a quicker one."""
+        if self._client is not None:
+            self._client.post(Approve(session=self.session, call=call, decision=decision))
 
     def cancel(self) -> None:
         """Cancel the turn in flight."""
@@ -124,7 +133,7 @@ class Conversation:
         self._open = Open(session=self.session, start=line, epoch=epoch, ref="open")
 
     async def _connect(self) -> Welcome:
-        self._client, welcome = await ChannelClient.connect(self._path)
+        self._client, welcome = await ChannelClient.connect(self._path, can_approve=self._can_approve)
         await self._send(self._open)
         return welcome
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from loopd.proto.frames import ServerFrame, TurnEndFrame
 from loopd.session.baseline import Baseline
 from loopd.session.store import Session
+from loopd.turn.approvals import Approvals
 
 Emit = Callable[[ServerFrame], None]
 
@@ -32,10 +33,10 @@ class Engine(Protocol):
         """
         ...
 
-    async def run_turn(self, session: Session, text: str, key: str, emit: Emit) -> TurnEndFrame:
+    async def run_turn(self, session: Session, text: str, key: str, emit: Emit, approvals: Approvals) -> TurnEndFrame:
         """Run one turn to its end; cancelling the task cancels the turn.
 
-        Each record is emitted after it is durable. The end is returned, not emitted.
+        Each record is emitted after it is durable. The end is returned, not emitted. `approvals` is asked about calls.
 
         Raises:
             LoopdError: the turn could not be run or recorded.

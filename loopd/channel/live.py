@@ -19,6 +19,8 @@ from loopd.channel.progress import Progress
 from loopd.errors import KeyReused, LoopdError, ModelError, NotPermitted, TurnBusy
 from loopd.proto.frames import (
     Accepted,
+    ApprovalRequest,
+    Approve,
     CaughtUp,
     Compact,
     ErrorFrame,
@@ -31,6 +33,7 @@ from loopd.proto.frames import (
 )
 from loopd.proto.records import Record, TurnEnd, TurnEndReason, User
 from loopd.session.store import Session
+from loopd.turn.approvals import Approvals
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,11 @@ class _Place(NamedTuple):
 
 class Subscriber(Protocol):
     """A client's connection, as a session sees it."""
+
+    @property
+    def can_approve(self) -> bool:
+        """Whether it shows approval requests to a person."""
+        ...
 
     def send(self, line: bytes) -> None:
         """Send a line of the live stream. Never waits and never raises: a client that does not read is dropped."""
@@ -111,6 +119,7 @@ class LiveSession:
         self._turn: _Turn | None = None
         self._compaction: asyncio.Task[ServerFrame] | None = None
         self._progress = Progress()
+        self._approvals = Approvals(lambda: any(subscriber.can_approve for subscriber in self._subscribers))
         self._shown = _Place(session.epoch, session.lines)
         self._deciding = asyncio.Lock()
 
@@ -128,6 +137,11 @@ class LiveSession:
     def running(self) -> bool:
         """Whether a turn or a compaction is in flight."""
         return self._turn is not None or self._compaction is not None
+
+    @property
+    def asking(self) -> bool:
+        """Whether a call waits for somebody to allow it."""
+        return bool(self._approvals.pending())
 
     @property
     def idle(self) -> bool:
@@ -149,6 +163,8 @@ class LiveSession:
         self, subscriber: Subscriber, start: int, *, epoch: int | None = None, created: bool, ref: str | None
     ) -> None:
         """Send `opened`, the records from line `start` on (0: none), `caught_up`, the step so far; then live.
+
+        Of the step so far, what waits for an approval goes to a client that can approve.
 
         Args:
             subscriber: whose place was reserved.
@@ -184,7 +200,8 @@ class LiveSession:
         if subscriber not in self._subscribers:
             return
         subscriber.send(encode(CaughtUp(session=self.id, line=self._shown.line, ref=ref)))
-        for frame in self._progress.frames(self.id):
+        questions = self._approvals.pending() if subscriber.can_approve else []
+        for frame in (*self._progress.frames(self.id), *questions):
             subscriber.send(encode(frame))
         self._subscribers[subscriber] = True
 
@@ -261,6 +278,14 @@ class LiveSession:
         if self.idle:
             self._on_idle(self)
 
+    def approve(self, frame: Approve, peer: Peer) -> None:
+        """Take a client's answer to an approval request; the first one counts.
+
+        Raises:
+            NotPending: the call waits for no answer.
+        """
+        self._approvals.answer(frame.call, frame.decision, uid=peer.uid, pid=peer.pid)
+
     def cancel(self) -> bool:
         """Cancel what is in flight; tell whether there is something."""
         if self._compaction is not None:
@@ -299,6 +324,9 @@ class LiveSession:
             await self._show_rest()
 
     def _busy(self) -> TurnBusy:
+        if self.asking:
+            waits = f"session {self.id} has a turn in flight, which waits for an approval"
+            return TurnBusy(waits, hint=f"bxctl approve {self.id} shows what it asks; bxctl cancel {self.id} ends it")
         what = "a turn in flight" if self._turn else "a compaction in flight"
         return TurnBusy(f"session {self.id} has {what}", hint=f"wait for its end, or bxctl cancel {self.id}")
 
@@ -313,7 +341,7 @@ class LiveSession:
     async def _run(self, turn: _Turn) -> TurnEndFrame:
         try:
             try:
-                return await self._engine.run_turn(self.session, turn.text, turn.key, self._emit)
+                return await self._engine.run_turn(self.session, turn.text, turn.key, self._emit, self._approvals)
             finally:
                 await self._show_rest()
         except LoopdError as error:
@@ -391,7 +419,7 @@ class LiveSession:
         refs = self._turn.refs if self._turn and isinstance(frame, Accepted | TurnEndFrame) else {}
         line = encode(frame)
         for subscriber, joined in list(self._subscribers.items()):
-            if joined:
+            if joined and (subscriber.can_approve or not isinstance(frame, ApprovalRequest)):
                 ref = refs.get(subscriber)
                 subscriber.send(encode(frame.model_copy(update={"ref": ref})) if ref else line)
 

@@ -15,13 +15,14 @@ from loopd.clock import stamp
 from loopd.config import LoopTable
 from loopd.errors import (
     LimitReached,
+    NotPending,
     NotPermitted,
     SessionNotFound,
     SessionRefused,
     TurnBusy,
 )
 from loopd.home import Home
-from loopd.proto.frames import ErrorFrame, Fork, Open, Queued
+from loopd.proto.frames import Approve, ErrorFrame, Fork, Open, Queued
 from loopd.proto.ids import check_session_id, new_session_id
 from loopd.proto.records import SessionStart
 from loopd.session import reader, repair
@@ -86,9 +87,25 @@ class Sessions:
         """
         if live := self._open.get(check_session_id(session_id)):
             return live.cancel()
+        await self._exists(session_id)
+        return False
+
+    async def approve(self, frame: Approve, peer: Peer) -> None:
+        """Answer the approval request of a call.
+
+        Raises:
+            NotPending: it waits for no answer.
+            SessionNotFound: there is no such session.
+        """
+        if live := self._open.get(check_session_id(frame.session)):
+            live.approve(frame, peer)
+            return
+        await self._exists(frame.session)
+        raise NotPending(f"call {frame.call} waits for no approval: session {frame.session} is not open")
+
+    async def _exists(self, session_id: str) -> None:
         if not await asyncio.to_thread(os.path.lexists, dir_for(self._home, session_id)):
             raise _missing(session_id)
-        return False
 
     async def _load(self, subscriber: Subscriber, session_id: str, frame: Open, peer: Peer) -> tuple[LiveSession, bool]:
         who = {"session": session_id, "uid": peer.uid, "pid": peer.pid}
@@ -202,6 +219,7 @@ class Sessions:
                     "refused": summary.refused or self.refusals.known(summary.id),
                     "open": live is not None,
                     "running": live is not None and live.running,
+                    "asking": live is not None and live.asking,
                     "clients": live.clients if live else 0,
                 }
             )

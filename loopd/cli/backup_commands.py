@@ -1,9 +1,11 @@
 """`loopd backup FILE` and `loopd restore FILE` (SPEC 9)."""
 
 import errno
+import fcntl
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO, cast
@@ -14,6 +16,8 @@ from loopd.cli.context import Context
 from loopd.session import backup as backups
 from loopd.session.files import sync_directory
 from loopd.session.store import sweep
+
+_DRAFT_PREFIX = ".loopd-backup-"
 
 
 @click.command()
@@ -46,17 +50,47 @@ def restore(ctx: Context, file: Path) -> None:
 
 @contextmanager
 def _appearing(file: Path) -> Iterator[BinaryIO]:
-    """Give a file to write to that has its name only once the block has ended well and its entry is on disk."""
+    """Give a file to write to that has its name only once the block has ended well and its entry is on disk.
+
+    A process that is killed in the block leaves a draft; the next backup into the same folder removes it.
+    """
     if os.path.lexists(file):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(file))
-    with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as target:
+    _sweep_drafts(file.parent)
+    with _draft(file.parent) as target:
         try:
-            yield cast("BinaryIO", target)
+            yield target
             Path(target.name).rename(file)
         except BaseException:
             Path(target.name).unlink()
             raise
     sync_directory(file.parent)
+
+
+def _draft(folder: Path) -> BinaryIO:
+    """Make a draft and lock it, so that no other backup takes it for one that was left."""
+    while True:
+        draft = NamedTemporaryFile(dir=folder, prefix=_DRAFT_PREFIX, delete=False)  # noqa: SIM115 - the caller's
+        with suppress(OSError):  # where a file system has no locks, nothing is swept either
+            fcntl.flock(draft, fcntl.LOCK_EX)
+        if os.path.lexists(draft.name):  # not swept between its making and its lock
+            return cast("BinaryIO", draft)
+        draft.close()
+
+
+def _sweep_drafts(folder: Path) -> None:
+    """Remove what backups that were killed left in `folder`; one that is being made is locked, and stays."""
+    for draft in folder.glob(f"{_DRAFT_PREFIX}*"):
+        # Somebody else's, or no file at all, may not be opened or may not go: it does not concern us.
+        with suppress(OSError):
+            descriptor = os.open(draft, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                facts = os.fstat(descriptor)
+                if stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    draft.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def _say(what: str, contents: backups.Contents) -> None:

@@ -9,6 +9,7 @@ from loopd import __version__
 from loopd.cli.context import Context, LazyGroup, completion_command, run
 
 _LAZY = {
+    "approve": ("loopd.cli.approve", "Show or answer what a session asks."),
     "cancel": ("loopd.cli.change", "Cancel the turn in flight."),
     "chat": ("loopd.cli.chat", "Talk, or say the given messages."),
     "compact": ("loopd.cli.change", "Close the epoch and go on from a summary."),

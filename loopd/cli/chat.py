@@ -11,6 +11,7 @@ from loopd.channel.codec import encode
 from loopd.channel.conversation import Conversation
 from loopd.cli.context import Context
 from loopd.cli.daemon import ask, socket_path
+from loopd.cli.questions import How, Questions
 from loopd.cli.render import console
 from loopd.cli.view import AnswerView
 from loopd.cli.words import check_answer, interrupts, say_new, show_end
@@ -24,10 +25,23 @@ from loopd.proto.ids import MAX_KEY_CHARS, check_session_id, new_key
 @click.option("--continue", "go_on", is_flag=True, help="The session that was used last.")
 @click.option("--message", "messages", metavar="TEXT", multiple=True, help="Say this; may be given several times.")
 @click.option("--key", "keys", metavar="KEY", multiple=True, help="Idempotency key of the message, one for each.")
+@click.option(
+    "--approve",
+    type=click.Choice(["ask", "once", "none"]),
+    help="With --message, for tool calls that need approval: ask (at the terminal, elsewhere wait for bxctl approve),"
+    " allow each once, or none. [default: ask at a terminal, else none]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print every frame of the daemon as a line.")
 @click.pass_obj
 def chat(
-    ctx: Context, session: str | None, messages: tuple[str, ...], keys: tuple[str, ...], *, go_on: bool, as_json: bool
+    ctx: Context,
+    session: str | None,
+    messages: tuple[str, ...],
+    keys: tuple[str, ...],
+    approve: str | None,
+    *,
+    go_on: bool,
+    as_json: bool,
 ) -> None:
     """Talk, or say the given messages one after another.
 
@@ -41,22 +55,38 @@ def chat(
         check_session_id(session)
     if not turns and (as_json or not (sys.stdin.isatty() and sys.stdout.isatty())):
         raise UsageError("a chat needs a terminal", hint="give what to say with --message TEXT")
+    if approve and not turns:
+        raise UsageError("--approve is for --message: a chat asks at its terminal")
     if go_on:
         session = _last_used(ctx)
-    conversation = Conversation(socket_path(ctx), session, on_lost=_say_lost)
     if turns:
+        how = _how_to_approve(approve, as_json=as_json)
+        conversation = Conversation(socket_path(ctx), session, can_approve=how != "none")
         show = _frame_printer() if as_json else AnswerView(console()).show
-        done = asyncio.run(_say_all(conversation, turns, show, everything=as_json))
+        done = asyncio.run(_say_all(conversation, turns, show, how, everything=as_json))
         sys.exit(0 if done else 1)
     from loopd.cli.interactive import Interactive
 
-    asyncio.run(Interactive(conversation).run())
+    asyncio.run(Interactive(Conversation(socket_path(ctx), session, can_approve=True)).run())
+
+
+def _how_to_approve(wanted: str | None, *, as_json: bool) -> How:
+    """Return how this process answers approval requests."""
+    at_terminal = sys.stdin.isatty() and sys.stderr.isatty() and not as_json
+    match wanted or ("ask" if at_terminal else "none"):
+        case "ask":
+            return "key" if at_terminal else "wait"
+        case "once":
+            return "once"
+        case _:
+            return "none"
 
 
 async def _say_all(
     conversation: Conversation,
     turns: list[tuple[str, str]],
     show: Callable[[ServerFrame], None],
+    how: How,
     *,
     everything: bool,
 ) -> bool:
@@ -64,14 +94,24 @@ async def _say_all(
 
     Unless `everything` is wanted, what belongs to another client's turn is not shown.
     """
-    async with aclosing(conversation), aclosing(conversation.frames()) as frames:
-        with interrupts(conversation):
-            await _until_caught_up(frames, show)
-            for text, key in turns:
-                await conversation.say(text, key)
-                if not show_end(await _until_end(frames, show, key, everything=everything)):
-                    return False
-    return True
+    try:
+        async with aclosing(conversation), aclosing(conversation.frames()) as frames, asyncio.TaskGroup() as tasks:
+            questions = Questions(conversation, console(stderr=True, quiet=everything), tasks, how)
+
+            def lost() -> None:
+                questions.lost()
+                click.echo("note: the connection to the daemon is lost, trying again", err=True)
+
+            conversation.on_lost = lost
+            with interrupts(conversation) as questions.on_interrupt:
+                await _until_caught_up(frames, show)
+                for text, key in turns:
+                    await conversation.say(text, key)
+                    if not show_end(await _until_end(frames, show, questions, key, everything=everything)):
+                        return False
+                return True
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
 
 
 async def _until_caught_up(frames: AsyncIterator[ServerFrame], show: Callable[[ServerFrame], None]) -> None:
@@ -85,13 +125,20 @@ async def _until_caught_up(frames: AsyncIterator[ServerFrame], show: Callable[[S
 
 
 async def _until_end(
-    frames: AsyncIterator[ServerFrame], show: Callable[[ServerFrame], None], key: str, *, everything: bool
+    frames: AsyncIterator[ServerFrame],
+    show: Callable[[ServerFrame], None],
+    questions: Questions,
+    key: str,
+    *,
+    everything: bool,
 ) -> TurnEndFrame:
-    ours = everything
+    ours = False
     async for frame in frames:
         ours = ours or _begins(frame, key)
-        if ours:
+        if ours or everything:
             show(frame)
+        if ours:
+            await questions.take(frame)
         check_answer(frame, key)
         if isinstance(frame, TurnEndFrame) and frame.key == key:
             return frame
@@ -131,10 +178,6 @@ def _turns(messages: tuple[str, ...], keys: tuple[str, ...]) -> list[tuple[str, 
 def _last_used(ctx: Context) -> str | None:
     rows = ask(ctx, List())["sessions"]
     return next((row["session"] for row in rows if not row["refused"]), None)
-
-
-def _say_lost() -> None:
-    click.echo("note: the connection to the daemon is lost, trying again", err=True)
 
 
 def _frame_printer() -> Callable[[ServerFrame], None]:

@@ -48,10 +48,21 @@ class Context:
         Raises:
             ConfigError: it is refused, or a file named by flag or environment is not there.
         """
-        from loopd.config import load_config
-
         required = self.config_flag is not None or "LOOPD_CONFIG" in os.environ
-        return load_config(self.config_path, required=required)
+        return self.load(self.config_path, required=required)
+
+    def load(self, path: Path, *, required: bool) -> "Config":
+        """Read a configuration for this home.
+
+        Raises:
+            ConfigError: it is refused, also for what only the home tells.
+        """
+        from loopd.config import load_config
+        from loopd.tools.files.roots import check_roots
+
+        config = load_config(path, required=required)
+        check_roots(config, self.home, path)
+        return config
 
 
 class LazyGroup(click.Group):

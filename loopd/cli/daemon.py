@@ -40,6 +40,7 @@ def ask(
     on_record: Callable[[RecordFrame], None] = lambda _frame: None,
     *,
     opening: str | None = None,
+    can_approve: bool = False,
     on_other: Callable[[ServerFrame], None] = lambda _frame: None,
 ) -> Any:  # noqa: ANN401 - any JSON value
     """Connect, send one request and return what its reply holds.
@@ -49,6 +50,7 @@ def ask(
         frame: the request.
         on_record: takes the records before the reply.
         opening: a session that must be open on the connection for it.
+        can_approve: approval requests are shown to a person.
         on_other: takes all other frames before the reply.
 
     Raises:
@@ -56,7 +58,7 @@ def ask(
     """
 
     async def once() -> Any:  # noqa: ANN401 - any JSON value
-        client, _ = await ChannelClient.connect(socket_path(ctx))
+        client, _ = await ChannelClient.connect(socket_path(ctx), can_approve=can_approve)
         try:
             if opening is not None:
                 await client.send(Open(session=opening, start=0))

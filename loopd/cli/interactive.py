@@ -13,6 +13,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.patch_stdout import patch_stdout
 
 from loopd.channel.conversation import Conversation
+from loopd.cli.questions import ANSWERS, Questions
 from loopd.cli.render import console
 from loopd.cli.view import TurnView
 from loopd.cli.words import check_answer, interrupts, say_new, show_end, show_error
@@ -30,6 +31,8 @@ class Interactive:
     A task reads the daemon's frames all the time, also while the person types, so that what other clients say shows
     up and the daemon never finds this one slow.
     """
+
+    _questions: Questions
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
@@ -49,10 +52,12 @@ class Interactive:
         """
         try:
             async with aclosing(self._conversation), asyncio.TaskGroup() as tasks:
+                self._questions = Questions(self._conversation, console(), tasks, "line")
                 reading = tasks.create_task(self._read())
                 await self._ready.wait()
                 self._hint(f"session {self._conversation.session} · Ctrl-C cancels the turn, Ctrl-D ends the chat\n")
                 await self._talk()
+                await self._questions.withdraw()
                 reading.cancel()
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
@@ -71,12 +76,15 @@ class Interactive:
                         raise
                     self._end.set_result(error)
                 if self._ready.is_set():
-                    self._show(frame)
+                    await self._show(frame)
                 else:
                     await self._open(frame)
 
-    def _show(self, frame: ServerFrame) -> None:
+    async def _show(self, frame: ServerFrame) -> None:
         self._view.show(frame)
+        await self._questions.take(frame)
+        if self._prompt.app.is_running:
+            self._prompt.app.invalidate()
         if isinstance(frame, TurnEndFrame) and frame.key == self._key and self._end and not self._end.done():
             self._end.set_result(frame)
 
@@ -108,24 +116,41 @@ class Interactive:
         while True:
             try:
                 with patch_stdout(raw=True):
-                    text = await self._prompt.prompt_async(FormattedText([("bold", "› ")]), default=unsaid)
+                    text = await self._prompt.prompt_async(self._message, default=unsaid)
             except EOFError:
                 return
             except KeyboardInterrupt:
                 self._hint("Ctrl-D ends the chat")
                 unsaid = ""
                 continue
-            unsaid = await self._turn(text) if text.strip() else ""
+            unsaid = await self._said(text) if text.strip() else ""
+
+    async def _said(self, text: str) -> str:
+        """Take a line: the answer to a question that waits, else a turn; return what goes back into the input line."""
+        if not self._questions.waiting:
+            return await self._turn(text)
+        if choice := ANSWERS.get(text.strip().lower()):
+            self._questions.answer(choice)
+            return ""
+        self._hint("a call waits for an answer first: o, s or n (Ctrl-C clears the line)")
+        return text
+
+    def _message(self) -> FormattedText:
+        """Return what stands before the input line; another client's turn may want an answer there."""
+        return FormattedText([("bold", "o/s/n › " if self._questions.waiting else "› ")])
 
     async def _turn(self, text: str) -> str:
         """Run one turn; return the text that goes back into the input line, '' where it is recorded."""
         self._key, self._end = new_key(), asyncio.get_running_loop().create_future()
         self._view.others = False
         try:
-            with interrupts(self._conversation, self._cancelling):
+            with interrupts(self._conversation, self._cancelling) as interrupt:
+                self._questions.how, self._questions.on_interrupt = "key", interrupt
                 await self._conversation.say(text, self._key)
                 end = await self._end
         finally:
+            await self._questions.withdraw()
+            self._questions.how = "line"
             self._view.rest()
             self._view.others = True
             self._key = self._end = None
@@ -143,6 +168,7 @@ class Interactive:
 
     def _lost(self) -> None:
         self._view.rest()
+        self._questions.lost()
         self._hint("the connection to the daemon is lost, trying again")
 
     def _hint(self, text: str) -> None:

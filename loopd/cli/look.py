@@ -48,6 +48,8 @@ def sessions(ctx: Context, *, as_json: bool) -> None:
 def _state(row: dict[str, Any]) -> str:
     if row["refused"]:
         return "refused"
+    if row.get("asking"):
+        return "asks"
     return "running" if row["running"] else "open" if row["open"] else ""
 
 

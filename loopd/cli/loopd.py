@@ -55,11 +55,10 @@ def config() -> None:
 
 @config.command("check")
 @click.argument("file", type=click.Path(path_type=Path))
-def config_check(file: Path) -> None:
+@click.pass_obj
+def config_check(ctx: Context, file: Path) -> None:
     """Refuse FILE, or say that it is good."""
-    from loopd.config import load_config
-
-    load_config(file, required=True)
+    ctx.load(file, required=True)
     click.echo(f"{file}: ok")
 
 

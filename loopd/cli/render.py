@@ -25,15 +25,23 @@ def plain(text: str) -> str:
     return text.translate(_CONTROL)
 
 
+def visible(text: str) -> str:
+    """Return text with every character escaped that is not seen as itself: controls, marks, odd spaces, newlines.
+
+    For what a person must judge; in an answer the joiners of scripts and emoji are left alone (`plain`).
+    """
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def short(text: str) -> str:
     """Return the beginning of a text as one line."""
     line = " ".join(plain(text).split())
     return line if len(line) <= _SHORT_CHARS else line[: _SHORT_CHARS - 1] + "…"
 
 
-def console() -> Console:
+def console(*, stderr: bool = False, quiet: bool = False) -> Console:
     """Return the screen; where it is a file or a pipe, lines are as long as they are."""
-    screen = Console(highlight=False, markup=False, emoji=False)
+    screen = Console(highlight=False, markup=False, emoji=False, stderr=stderr, quiet=quiet)
     if not screen.is_terminal:
         screen.width = _WIDE
     return screen
@@ -122,7 +130,9 @@ def _described(record: dict[str, Any]) -> tuple[str, str]:
             calls = [f"→ {call['name']} {call['arguments']}" for call in record["tool_calls"]]
             body = "\n".join([*([record["text"]] if record["text"] else []), *calls])
         case "tool_result":
-            head, body = f"{record['call']} {record['name']}{'' if record['ok'] else ' failed'}", record["content"]
+            approval = f", {plain(record['approval'])}" if record["approval"] else ""
+            head = f"{record['call']} {plain(record['name'])}{'' if record['ok'] else ' failed'}{approval}"
+            body = record["content"]
         case "usage":
             prompt, cached, loss = (number(record[key]) for key in ("prompt_tokens", "cached_tokens", "loss"))
             head = f"{prompt} prompt, {cached} cached, loss {loss}"

@@ -15,8 +15,11 @@ _GOOD_ENDS = ("completed", "length")
 
 
 @contextmanager
-def interrupts(conversation: Conversation, on_first: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Make the first Ctrl-C cancel the turn; the second leaves at once, and the turn goes on without us."""
+def interrupts(conversation: Conversation, on_first: Callable[[], None] = lambda: None) -> Iterator[Callable[[], None]]:
+    """Make the first Ctrl-C cancel the turn; the second leaves at once, and the turn goes on without us.
+
+    Yields what a Ctrl-C does, for whoever reads the keys itself.
+    """
     loop = asyncio.get_running_loop()
     pressed = False
 
@@ -30,7 +33,7 @@ def interrupts(conversation: Conversation, on_first: Callable[[], None] = lambda
 
     loop.add_signal_handler(signal.SIGINT, press)
     try:
-        yield
+        yield press
     finally:
         loop.remove_signal_handler(signal.SIGINT)
 

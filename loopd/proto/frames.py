@@ -6,7 +6,8 @@ A client begins with `hello` and is answered `welcome`; anything else first, or 
 A turn as a client sees it:
 
     say -> accepted -> [queued] -> prefill … -> delta | reasoning … -> record user, assistant, usage
-        -> [tool_started -> tool_result -> record tool_result -> prefill …] -> turn_end
+        -> [[approval_request -> approval_decided] -> tool_started -> tool_result -> record tool_result -> prefill …]
+        -> turn_end
 
 `accepted` is memory only; the `record` of the `user` is the durable acknowledgement.
 """
@@ -19,6 +20,9 @@ from loopd.proto.ids import MAX_KEY_CHARS
 from loopd.proto.records import TurnEndReason
 
 PROTOCOL_VERSION = 1
+
+Choice = Literal["once", "session", "deny"]
+"""What a person decides about a call."""
 
 
 class _Frame(BaseModel):
@@ -72,11 +76,14 @@ class Cancel(_SessionFrame):
 
 
 class Approve(_SessionFrame):
-    """Answer an `approval_request`."""
+    """Answer an `approval_request`; the first answer counts. Only a client that can approve may.
+
+    `session` allows the tool until the daemon closes the session.
+    """
 
     type: Literal["approve"] = "approve"
     call: int
-    decision: Literal["once", "session", "deny"]
+    decision: Choice
 
 
 class Read(_SessionFrame):
@@ -267,7 +274,7 @@ class ToolStarted(_SessionFrame):
 
 
 class ToolResultFrame(_SessionFrame):
-    """A tool call has ended; its `record` follows."""
+    """A tool call has ended, or was not allowed to run; its `record` follows."""
 
     type: Literal["tool_result"] = "tool_result"
     call: int
@@ -277,13 +284,33 @@ class ToolResultFrame(_SessionFrame):
 
 
 class ApprovalRequest(_SessionFrame):
-    """A person must decide about a call."""
+    """A person must decide about a call. Goes to clients that can approve, and again when one attaches.
+
+    `name` is the tool's full name, `arguments` what it will be run with, as JSON; where that is long, its middle is
+    left out with a count. `rule` says what asks, `seconds` how long an answer is waited for; then it is denied.
+    """
 
     type: Literal["approval_request"] = "approval_request"
     call: int
     name: str
     arguments: str
     effect: Literal["read", "write"]
+    rule: str
+    seconds: float
+
+
+class ApprovalDecided(_SessionFrame):
+    """A call waits no longer: somebody has answered, or it is denied because nobody did.
+
+    `uid` is whose answer it was, None where it was nobody's; `reason` says it in words.
+    """
+
+    type: Literal["approval_decided"] = "approval_decided"
+    call: int
+    name: str
+    decision: Choice
+    uid: int | None
+    reason: str
 
 
 class UsageFrame(_SessionFrame):
@@ -346,6 +373,7 @@ ServerFrame = (
     | ToolStarted
     | ToolResultFrame
     | ApprovalRequest
+    | ApprovalDecided
     | UsageFrame
     | TurnEndFrame
     | Reply

@@ -5,10 +5,13 @@
 - `catalogue`: all tools of all ports, ranked by words (SQLite FTS5) and looked up by name
 - `schema`: JSON Schema made short, made an example, and used to validate
 - `find`: the answer of find_tool, within a token budget
-- `call`: what a model's call means, however it was written (pure)
+- `call`: what a model's call means, however it was written, and how it had to be mended (pure)
+- `mends`: how many calls of each model had to be mended or were refused (pure)
+- `policy`: whether a tool may run: allow, ask or deny (pure)
 - `text`: a tool's output as clean text of bounded size
 - `registry`: joins the ports and runs a call to a result
-- `builtin`: clock and device
+- `builtin`: clock and device; `services`: what systemd says for it
+- `files`: reading, listing, searching and writing below the configured roots
 - `executables`: programs in a directory, with a manifest beside each
 - `mcp`: MCP servers over stdio and streamable HTTP, by the official SDK
 - `ports`: which of them the configuration asks for

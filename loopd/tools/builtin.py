@@ -10,7 +10,9 @@ from typing import Any
 from loopd import clock
 from loopd.errors import ToolError
 from loopd.tools.port import Outcome, PortState, Tool
+from loopd.tools.services import failed_services, service_state
 
+FACTS = ("load", "memory", "disk", "temperature", "uptime", "services")
 _CLOCK = Tool(
     name="clock",
     description="Tell what time it is now: current date, time, weekday and time zone, here or in another zone.",
@@ -27,9 +29,20 @@ _DEVICE = Tool(
     name="device",
     description=(
         "Read this device's state: processor (CPU) load, free memory (RAM), free disk space, temperature of its "
-        "sensors, and uptime since boot."
+        "sensors, uptime since boot, and services. Tells which systemd services have failed and whether one is running."
     ),
-    schema={"type": "object", "properties": {}, "additionalProperties": False},
+    schema={
+        "type": "object",
+        "properties": {
+            "fact": {"enum": list(FACTS), "description": "only this one; default: all"},
+            "service": {
+                "type": "string",
+                "pattern": r"^[A-Za-z0-9@_][A-Za-z0-9@:._\\-]{0,199}$",
+                "description": "only the state of this service, e.g. ssh",
+            },
+        },
+        "additionalProperties": False,
+    },
 )
 
 
@@ -55,10 +68,12 @@ class Builtin:
         return self._tools
 
     async def run(self, name: str, arguments: dict[str, Any]) -> Outcome:
-        """Run one of the tools; files under `/sys` may be slow, so they are read in a thread."""
+        """Run one of the tools; files under `/sys` and `systemctl` may be slow, so they are asked in a thread."""
         if name == _CLOCK.name:
             return Outcome(ok=True, content=_time(arguments.get("zone")))
-        return Outcome(ok=True, content=await asyncio.to_thread(device_facts, self._root, self._disk))
+        wanted = (arguments.get("fact"), arguments.get("service"))
+        content = await asyncio.to_thread(device_facts, self._root, self._disk, *wanted)
+        return Outcome(ok=True, content=content)
 
     async def keep(self) -> None:
         """There is nothing to keep."""
@@ -71,21 +86,28 @@ def _time(zone: str | None) -> str:
         raise ToolError(f"{error}; zones are IANA names such as Europe/Zurich or UTC") from error
 
 
-def device_facts(root: Path, disk: Path) -> str:
+def device_facts(root: Path, disk: Path, fact: str | None = None, service: str | None = None) -> str:
     """Return one line for each fact that the device tells; what it does not tell is left out.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: where `proc`, `sys` and `run` are.
         disk: a directory on the disk that is reported.
+        fact: only this one of `FACTS`; None for all, or none where a service is asked for.
+        service: a unit of systemd whose state is told.
     """
-    lines = (
-        _told("load", lambda: _load(root)),
-        _told("memory", lambda: _memory(root)),
-        _told("disk", lambda: _disk_space(disk)),
-        _told("temperature", lambda: _temperatures(root)),
-        _told("uptime", lambda: _duration(clock.uptime_s())),
-    )
-    return "\n".join(line for line in lines if line)
+    told: dict[str, Callable[[], str]] = {
+        "load": lambda: _load(root),
+        "memory": lambda: _memory(root),
+        "disk": lambda: _disk_space(disk),
+        "temperature": lambda: _temperatures(root),
+        "uptime": lambda: _duration(clock.uptime_s()),
+        "services": lambda: failed_services(root),
+    }
+    wanted = [fact] if fact else [] if service else list(FACTS)
+    lines = [_told(name, told[name]) for name in wanted]
+    if service:
+        lines.append(f"service {service}: {service_state(root, service)}")
+    return "\n".join(line for line in lines if line) or f"This device does not tell its {fact}."
 
 
 def _told(label: str, fact: Callable[[], str]) -> str:

@@ -1,25 +1,49 @@
 """What a model's call means, however it was written: pure (SPEC 6).
 
-Understood are: arguments as a JSON string, `""` or null; `arguments.url` flattened; arguments beside `name`; a call
-inside a call; the inner tool called by its own name; another case or punctuation in names. Everything else becomes a
-result that says what would have been right, never an exception.
+Small models write the same call in many ways. Each way that is understood has a name, a `Mend`, so that it can be
+counted; what is not understood becomes a `Refused`: a result that says what would have been right, never an exception.
+
+    json_string   the arguments are JSON text instead of an object, however often encoded
+    no_arguments  the arguments are `""`, null or missing
+    flattened     `"arguments.url": …` instead of `"arguments": {"url": …}`
+    beside_name   the arguments stand beside `name` instead of under `arguments`
+    inner_name    the tool is called by its own name instead of through call_tool
+    nested_call   a call, find_tool or the arguments are one level too deep, as in call_tool of call_tool
+    short_name    the tool's name without its server
+    other_case    another case or punctuation in a name
+    other_key     what to look for stands under another key than `query`
+    extra_keys    keys that belong to nothing, which are left out
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 from loopd.config import Effect
-from loopd.errors import ToolError
-from loopd.tools.catalogue import Catalogue, fold
+from loopd.tools.catalogue import Catalogue, Entry, fold
 from loopd.tools.meta import CALL, FIND
 from loopd.tools.port import Outcome, Tool
-from loopd.tools.schema import fault, properties, shortened
+from loopd.tools.schema import compact, fault, properties, shortened
 
 _MAX_SCHEMA_BYTES = 1500
 _MAX_SHOWN_CHARS = 80
 _NEAREST = 5
+
+Mend = Literal[
+    "json_string",
+    "no_arguments",
+    "flattened",
+    "beside_name",
+    "inner_name",
+    "nested_call",
+    "short_name",
+    "other_case",
+    "other_key",
+    "extra_keys",
+]
+Fault = Literal["not_json", "not_object", "no_name", "no_query", "unknown_tool", "schema"]
+"""Why a call was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +51,7 @@ class Find:
     """Answer with the tools for `query`."""
 
     query: str
+    mended: tuple[Mend, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +61,7 @@ class Prepared:
     port: str
     tool: Tool
     arguments: dict[str, Any]
+    mended: tuple[Mend, ...] = field(default=(), compare=False)
 
     @property
     def name(self) -> str:
@@ -47,9 +73,36 @@ class Prepared:
         """Whether the tool only reads."""
         return self.tool.effect
 
+    @property
+    def arguments_text(self) -> str:
+        """The arguments as compact JSON; there may be lone surrogates in it."""
+        return compact(self.arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused(Outcome):
+    """A result already: there is nothing to run, and the content says why."""
+
+    fault: Fault
+
 
 Call = Prepared | Find | Outcome
-"""What is to be done; an `Outcome` is a result already: there is nothing to run."""
+"""What is to be done; an `Outcome` is a result already."""
+
+
+class _Fault(Exception):
+    """A call's way out of being read: it becomes a `Refused`."""
+
+    def __init__(self, fault: Fault, message: str) -> None:
+        super().__init__(message)
+        self.fault, self.message = fault, message
+
+
+class _Mends(set[Mend]):
+    """How the call had to be mended so far."""
+
+    def sorted(self) -> tuple[Mend, ...]:
+        return tuple(mend for mend in get_args(Mend) if mend in self)
 
 
 def prepare(name: str, arguments_text: str, catalogue: Catalogue) -> Call:
@@ -60,79 +113,142 @@ def prepare(name: str, arguments_text: str, catalogue: Catalogue) -> Call:
         arguments_text: its arguments exactly as the model produced them.
         catalogue: the tools that there are now.
     """
+    mends = _Mends()
     try:
-        given = _object(arguments_text)
+        given = _object(_decoded(arguments_text, mends), mends)
         through_call = fold(name) == fold(CALL)
-        while fold(name) == fold(CALL):
-            name, given = _inner(given)
+        if through_call:
+            name, given = _through_call(name, given, mends)
         if fold(name) == fold(FIND):
-            return Find(_query(given))
-        return _prepared(name, given, catalogue, through_call=through_call)
-    except ToolError as error:
-        return Outcome(ok=False, content=error.message)
+            return Find(_query(name, given, mends, through_call=through_call), mends.sorted())
+        return _prepared(name, given, catalogue, mends, through_call=through_call)
+    except _Fault as refused:
+        return Refused(ok=False, content=refused.message, fault=refused.fault)
 
 
-def _object(value: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON value
-    """Return the object that `value` is or holds as JSON text, however often encoded; nothing at all is `{}`."""
+def _decoded(text: str, mends: _Mends) -> Any:  # noqa: ANN401 - any JSON value
+    """Return what JSON text holds; nothing at all is `{}`."""
+    if not text.strip():
+        mends.add("no_arguments")
+        return {}
     try:
-        while isinstance(value, str):
-            value = json.loads(value) if value.strip() else {}
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ToolError(f"The arguments are not JSON: {error}. Call again with a JSON object.") from error
+        raise _Fault("not_json", f"The arguments are not JSON: {error}. Call again with a JSON object.") from error
+
+
+def _object(value: Any, mends: _Mends) -> dict[str, Any]:  # noqa: ANN401 - any JSON value
+    """Return the object that `value` is or holds as JSON text, however often encoded; null is `{}`."""
+    while isinstance(value, str):
+        if value.strip():
+            mends.add("json_string")
+        value = _decoded(value, mends)
     if value is None:
+        mends.add("no_arguments")
         return {}
     if not isinstance(value, dict):
-        raise ToolError(f"The arguments are {type(value).__name__}, not a JSON object. Call again with a JSON object.")
+        raise _Fault(
+            "not_object",
+            f"The arguments are {type(value).__name__}, not a JSON object. Call again with a JSON object.",
+        )
     return value
 
 
-def _inner(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return name and remainder of what call_tool was given; a call inside a call stands one level deeper."""
-    if "name" not in given:
-        given = _object(given.get("arguments"))
+def _through_call(name: str, given: dict[str, Any], mends: _Mends) -> tuple[str, dict[str, Any]]:
+    """Return what call_tool was told to call; a call inside a call stands one level deeper."""
+    deep = False
+    while fold(name) == fold(CALL):
+        if name != CALL:
+            mends.add("other_case")
+        if deep:
+            mends.add("nested_call")
+        name, given = _inner(given, mends)
+        deep = True
+    return name, given
+
+
+def _inner(given: Mapping[str, Any], mends: _Mends) -> tuple[str, dict[str, Any]]:
+    """Return the name of the tool, and what else was given."""
+    if "name" not in given and "arguments" in given:
+        given = _object(given["arguments"], mends)
+        mends.add("nested_call")
     name = given.get("name")
     if not isinstance(name, str) or not name.strip():
-        raise ToolError(f'{CALL} needs the name of a tool: {{"name": "...", "arguments": {{...}}}}.')
+        raise _Fault("no_name", f'{CALL} needs the name of a tool: {{"name": "...", "arguments": {{...}}}}.')
     return name.strip(), {key: value for key, value in given.items() if key != "name"}
 
 
-def _query(given: Mapping[str, Any]) -> str:
-    arguments = _arguments(given, {})
+def _query(name: str, given: Mapping[str, Any], mends: _Mends, *, through_call: bool) -> str:
+    if name != FIND:
+        mends.add("other_case")
+    if through_call:
+        mends.add("nested_call")
+    arguments = _arguments(given, {}, mends, through_call=through_call)
     asked = arguments.get("query")
-    query = asked if isinstance(asked, str) else " ".join(v for v in arguments.values() if isinstance(v, str))
-    if not query.strip():
-        raise ToolError(f'{FIND} needs what to look for: {{"query": "verb, object and service"}}.')
-    return query
+    if not isinstance(asked, str):
+        asked = " ".join(value for value in arguments.values() if isinstance(value, str))
+        mends.add("other_key")
+    if not asked.strip():
+        raise _Fault("no_query", f'{FIND} needs what to look for: {{"query": "verb, object and service"}}.')
+    return asked
 
 
-def _prepared(name: str, given: dict[str, Any], catalogue: Catalogue, *, through_call: bool) -> Prepared:
+def _prepared(name: str, given: dict[str, Any], catalogue: Catalogue, mends: _Mends, *, through_call: bool) -> Prepared:
+    entry = _entry(name, catalogue, mends)
+    schema = entry.tool.schema
+    if not through_call:
+        mends.add("inner_name")
+    own = not through_call and "arguments" in properties(schema)
+    arguments = given if own else _arguments(given, properties(schema), mends, through_call=through_call)
+    if wrong := fault(schema, arguments):
+        allowed = shortened(schema, _MAX_SCHEMA_BYTES)
+        raise _Fault("schema", f"The arguments of {entry.name} do not fit its schema: {wrong}. The schema: {allowed}")
+    return Prepared(entry.port, entry.tool, arguments, mends.sorted())
+
+
+def _entry(name: str, catalogue: Catalogue, mends: _Mends) -> Entry:
     entry = catalogue.get(name)
     if entry is None:
         nearest = catalogue.nearest(name, _NEAREST)
         near = f" The nearest are {', '.join(nearest)}." if nearest else ""
-        raise ToolError(f"There is no one tool named {name[:_MAX_SHOWN_CHARS]!r}.{near} Use {FIND} to look for others.")
-    schema = entry.tool.schema
-    own = not through_call and "arguments" in properties(schema)
-    arguments = given if own else _arguments(given, properties(schema))
-    if wrong := fault(schema, arguments):
-        allowed = shortened(schema, _MAX_SCHEMA_BYTES)
-        raise ToolError(f"The arguments of {entry.name} do not fit its schema: {wrong}. The schema: {allowed}")
-    return Prepared(entry.port, entry.tool, arguments)
+        raise _Fault(
+            "unknown_tool",
+            f"There is no one tool named {name[:_MAX_SHOWN_CHARS]!r}.{near} Use {FIND} to look for others.",
+        )
+    if name not in {entry.name, entry.tool.name}:
+        mends.add("other_case")
+    if fold(name) != fold(entry.name):
+        mends.add("short_name")
+    return entry
 
 
-def _arguments(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(
+    given: Mapping[str, Any], known: Mapping[str, Any], mends: _Mends, *, through_call: bool
+) -> dict[str, Any]:
     """Return the arguments from wherever they stand: under `arguments`, flattened, or beside the name.
 
     Beside a proper `arguments` only names that the schema knows are taken: the rest is chatter.
     """
-    proper = _object(given.get("arguments"))
+    wrapped = "arguments" in given
+    if wrapped and not through_call:
+        mends.add("nested_call")
+    proper = _object(given["arguments"], mends) if wrapped else {}
     found: dict[str, Any] = {}
     for key, value in given.items():
         prefix, dot, path = key.partition(".")
         if prefix == "arguments" and dot:
+            mends.add("flattened")
             _put(found, [path] if path in known else path.split("."), value)
-        elif key != "arguments" and ("arguments" not in given or key in known):
+        elif key == "arguments":
+            continue
+        elif wrapped and key not in known:
+            mends.add("extra_keys")
+        else:
             found[key] = value
+            if wrapped or through_call:
+                mends.add("beside_name")
+    if through_call and not given:
+        mends.add("no_arguments")
     return found | proper
 
 

@@ -24,7 +24,7 @@ from loopd.tools import runner
 
 log = logging.getLogger("loopd.tools.children")
 
-_ANSWER_S = 20.0
+_ANSWER_S, _LOOK_S = 20.0, 2.0
 _CLOSE_S = runner.GRACE_S + 5.0
 _BACKLOG = 1024
 _OWN = "child of loopd"
@@ -139,10 +139,11 @@ class Children:
         if len(message) > runner.MAX_MESSAGE_BYTES:
             raise ToolError(f"{command[0]} cannot be started: {len(message):,} bytes of arguments are too many")
         with ExitStack() as stack:
+            link, connection, _ = await self._open(table)
+            stack.callback(connection[1].transport.abort)
             with ExitStack() as theirs:
                 pipes = [_pipe(stack, theirs, child_reads=number == 0) for number in range(runner.DESCRIPTORS)]
-                connection, _ = await self._open(table, message, [their for _, their in pipes])
-                stack.callback(connection[1].transport.abort)
+                _send(link, connection[1], message, [their for _, their in pipes])
                 answer = await _answer(connection)
             if "pid" not in answer:
                 raise ToolError(_error(answer))
@@ -181,11 +182,14 @@ class Children:
             fault = self._fault
         else:
             try:
-                (_, writer), greeting = await self._open(table)
+                async with asyncio.timeout(_LOOK_S):
+                    _, (_, writer), greeting = await self._open(table)
                 writer.transport.abort()
                 fault = ""
             except ToolError as error:
                 fault = error.message
+            except TimeoutError:
+                fault = f"the runner of tool processes did not answer within {_LOOK_S:g} s"
         sandboxed = bool(table.runner) and greeting.get("sandboxed") is True
         user = "the runner's user" if table.runner else "loopd's own user"
         note = "" if sandboxed else f"tool processes are not sandboxed: they may do whatever {user} may"
@@ -199,36 +203,31 @@ class Children:
 
     # --- the way to the runner --------------------------------------------------------------------------------------
 
-    async def _open(
-        self, table: ToolsTable, message: bytes = b"", descriptors: Sequence[int] = ()
-    ) -> tuple[_Connection, dict[str, Any]]:
-        """Connect to the runner, send the message with the descriptors and return its greeting.
+    async def _open(self, table: ToolsTable) -> tuple[socket.socket, _Connection, dict[str, Any]]:
+        """Connect to the runner and return the connection, as a socket and as streams, and the runner's greeting.
 
         Raises:
             ToolError: it is not there, or it refuses.
         """
-        loop = asyncio.get_running_loop()
         where = table.runner or _OWN
         with ExitStack() as stack:
             link = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
             try:
                 async with asyncio.timeout(_ANSWER_S):
-                    await loop.sock_connect(link, table.runner.removeprefix("unix:") or await self._own())
-                    sent = socket.send_fds(link, [message], descriptors) if message else 0
+                    address = table.runner.removeprefix("unix:") or await self._own()
+                    await asyncio.get_running_loop().sock_connect(link, address)
                     connection = await asyncio.open_unix_connection(sock=link)
             except TimeoutError as error:
                 raise ToolError(f"the runner of tool processes ({where}) takes no connection") from error
             except OSError as error:
                 why = error.strerror or str(error)
                 raise ToolError(f"the runner of tool processes ({where}) cannot be reached: {why}") from error
-            stack.pop_all()
             stack.callback(connection[1].transport.abort)
-            connection[1].write(message[sent:])
             greeting = await _answer(connection)
             if "error" in greeting:
                 raise ToolError(_error(greeting))
             stack.pop_all()
-        return connection, greeting
+        return link, connection, greeting
 
     async def _own(self) -> bytes:
         """Return the address of the runner that is a child of the daemon; from now on there must be one.
@@ -291,6 +290,19 @@ def _pipe(stack: ExitStack, theirs: ExitStack, *, child_reads: bool) -> tuple[Bi
     return stack.enter_context(os.fdopen(our, "wb" if child_reads else "rb", buffering=0)), their
 
 
+def _send(link: socket.socket, writer: asyncio.StreamWriter, message: bytes, descriptors: Sequence[int]) -> None:
+    """Send the message, the descriptors with its first part, which the streams cannot do.
+
+    Raises:
+        ToolError: the runner is gone.
+    """
+    try:
+        sent = socket.send_fds(link, [message], descriptors)
+    except OSError as error:
+        raise ToolError(f"the runner of tool processes is gone: {error.strerror or error}") from error
+    writer.write(message[sent:])
+
+
 async def _child(pid: int, connection: _Connection, pipes: Sequence[BinaryIO]) -> Child:
     """Put streams onto our ends of the pipes, which are closed with the child from now on."""
     loop = asyncio.get_running_loop()
@@ -331,4 +343,6 @@ def _decoded(line: bytes) -> dict[str, Any]:
 
 
 def _error(message: Mapping[str, Any]) -> str:
-    return str(message.get("error", "the runner does not speak as this release does"))
+    """Return why the runner refuses, as one line that can be written anywhere: it may name what a caller made up."""
+    text = str(message.get("error", "the runner does not speak as this release does"))
+    return " ".join(text.encode("utf-8", "backslashreplace").decode("utf-8").split())

@@ -229,11 +229,11 @@ def _print(directory: Path) -> _Print:
         ToolError: it cannot be used.
     """
     facts = []
-    with _usable(directory), os.scandir(directory) as entries:
-        for entry in entries:
+    with _usable(directory):
+        for path in directory.iterdir():
             with suppress(FileNotFoundError):  # gone meanwhile, or a link to nothing
-                status = entry.stat()
-                facts.append((entry.name, status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino))
+                status = path.stat()
+                facts.append((path.name, status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino))
     return tuple(sorted(facts))
 
 

@@ -9,6 +9,8 @@ from loopd.home import Home
 from loopd.tools.builtin import Builtin
 from loopd.tools.children import Children
 from loopd.tools.executables import Executables
+from loopd.tools.files.port import Files
+from loopd.tools.files.roots import Roots
 from loopd.tools.mcp.port import McpPort
 from loopd.tools.registry import PortPlan
 
@@ -23,6 +25,9 @@ def plans(config: Config, home: Home, children: Children) -> Iterator[PortPlan]:
     """
     table, max_bytes = config.tools, config.loop.max_result_bytes
     yield PortPlan("builtin", table.builtin, lambda: Builtin(table.builtin, disk=home.path))
+    if "files" in table.builtin and (table.files.read or table.files.write):
+        roots = Roots.of(config, home)
+        yield PortPlan("files", (roots, max_bytes), lambda: Files(roots, max_bytes))
     if table.executables:
         directory = Path(table.executables)
         yield PortPlan("executables", (directory, max_bytes), lambda: Executables(directory, children, max_bytes))

@@ -13,6 +13,7 @@ from loopd.proto.records import FORMAT_VERSION
 from loopd.session.baseline import Baseline
 from loopd.session.store import Session
 from loopd.tools.registry import Registry
+from loopd.turn.approvals import Approvals
 from loopd.turn.compact import Compaction
 from loopd.turn.loop import Turn
 from loopd.turn.parts import Emit, Parts
@@ -58,7 +59,7 @@ class Engine:
                 hint="free some disk space and say it again; reading and export still work",
             )
 
-    async def run_turn(self, session: Session, text: str, key: str, emit: Emit) -> TurnEndFrame:
+    async def run_turn(self, session: Session, text: str, key: str, emit: Emit, approvals: Approvals) -> TurnEndFrame:
         """Run one turn to its end; cancelling the task cancels the turn, whose end is returned all the same.
 
         With `[loop] auto_compact`, a turn for which the context has hardly room begins in a new epoch.
@@ -68,7 +69,7 @@ class Engine:
         """
         if self.parts.config.loop.auto_compact:
             await Compaction(self.parts, session, emit).make_room(text)
-        return await Turn(self.parts, session, emit).run(text, key)
+        return await Turn(self.parts, session, emit, approvals).run(text, key)
 
     async def recover(self, session: Session, emit: Emit) -> None:
         """End a turn that a crash left without its end (SPEC 2.2/9).
@@ -118,6 +119,7 @@ class Engine:
             "cache": parts.tally.describe(),
             "states": parts.keeper.describe(),
             "tool_processes": await parts.children.describe(),
+            "tool_calls": parts.mends.describe(),
             "audit": {"state": "ok"} if parts.audit_log else {"state": "read-only", "reason": parts.audit_fault},
         }
 

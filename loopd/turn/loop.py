@@ -8,11 +8,12 @@ the template accepts a user message.
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
+from loopd.audit import may_have_begun
 from loopd.clock import monotonic_s, now
-from loopd.errors import AuditError, ContextOverflow, LoopdError, ModelChanged, ModelError, SessionError
+from loopd.errors import ContextOverflow, LoopdError, ModelChanged, ModelError, SessionError
 from loopd.model.account import account
 from loopd.model.client import Completion, CompletionRequest, Event, Loading, Progress, ReasoningDelta, TextDelta
 from loopd.model.slots import SlotCondition
@@ -23,7 +24,6 @@ from loopd.proto.frames import (
     Reasoning,
     RecordFrame,
     ToolResultFrame,
-    ToolStarted,
     TurnEndFrame,
     UsageFrame,
 )
@@ -31,16 +31,21 @@ from loopd.proto.records import Assistant, Record, ToolCall, ToolResult, TurnEnd
 from loopd.proto.usage import usage_record
 from loopd.session.replay import Request, tool_call
 from loopd.session.store import Session
-from loopd.tools.call import Call, Prepared
 from loopd.tools.port import Outcome
 from loopd.tools.text import clean
+from loopd.turn.approvals import Approvals
+from loopd.turn.calls import Calls, Job
 from loopd.turn.history import history_of
 from loopd.turn.limits import Stop, TurnLimits, answer_cut, context_stop, surely_fits
 from loopd.turn.parts import Emit, Parts, uninterrupted
 
 log = logging.getLogger("loopd.turn")
 
-_UNKNOWN_OUTCOME = "The outcome of this call is unknown: loopd stopped while it ran. It was not run again."
+_UNKNOWN_OUTCOME = (
+    "The outcome of this call is unknown: loopd stopped while it ran, and it may have had its effect, wholly or in"
+    " part. It was not run again: look at what is there before you repeat it."
+)
+_NEVER_BEGAN = "Not run: loopd stopped before this call began. It had no effect."
 
 
 class Ended(Exception):
@@ -68,14 +73,19 @@ class Ended(Exception):
 
 
 class Turn:
-    """One turn of one session. It owns the session while it runs; `emit` gets every frame in order."""
+    """One turn of one session. It owns the session while it runs; `emit` gets every frame in order.
 
-    def __init__(self, parts: Parts, session: Session, emit: Emit) -> None:
+    `approvals` answers for calls that must be asked about; without it they are denied.
+    """
+
+    def __init__(self, parts: Parts, session: Session, emit: Emit, approvals: Approvals | None = None) -> None:
         self._parts = parts
         self._session = session
         self._emit = emit
         self._limits = TurnLimits(parts.config.loop, monotonic_s())
-        self._outcomes: dict[int, Outcome] = {}
+        approvals = approvals or Approvals(lambda: False)
+        self._calls = Calls(parts, session.id, session.baseline.model.alias, emit, approvals)
+        self._jobs: dict[int, Job] = {}
         self._usages: list[Usage] = []
 
     async def run(self, text: str, key: str) -> TurnEndFrame:
@@ -96,7 +106,7 @@ class Turn:
         except LoopdError as error:
             ended = Ended.by_error(error)
         try:
-            await uninterrupted(self._close(ended.reason, _not_run(ended)))
+            await uninterrupted(self._close(ended.reason, lambda number: self._not_run(number, ended)))
         except asyncio.CancelledError:
             _absorb_cancel()
         except SessionError as error:
@@ -117,10 +127,16 @@ class Turn:
     async def recover(self) -> None:
         """End a turn that a crash left without an end; nothing is run again (SPEC 2.2/9).
 
+        What a call without a result has done is unknown, but for one that the audit log shows not to have begun.
+
         Raises:
             SessionError: the records cannot be written.
         """
-        await uninterrupted(self._close("interrupted", _UNKNOWN_OUTCOME))
+        turn = self._session.open_turn
+        calls = [number for number, _ in turn.pending] if turn else []
+        begun = await asyncio.to_thread(may_have_begun, self._parts.home.audit, self._session.id, calls)
+        end = self._close("interrupted", lambda number: _UNKNOWN_OUTCOME if number in begun else _NEVER_BEGAN)
+        await uninterrupted(end)
 
     # --- steps --------------------------------------------------------------------------------------------------
 
@@ -262,49 +278,33 @@ class Turn:
     async def _run_calls(self) -> None:
         """Run the calls of the last answer, side by side where all only read; record each result, in call order.
 
+        What must be asked is asked in call order too; no slot is held meanwhile, and the wall time stands still.
+
         Raises:
             Ended: a limit was reached; what was allowed before it has its result.
         """
         turn = self._session.open_turn
         assert turn is not None
         stop: Stop | None = None
-        allowed: list[tuple[int, ToolCall, Call]] = []
+        jobs: list[Job] = []
         for number, call in turn.pending:
             if stop := self._limits.call(call.name, call.arguments):
                 break
-            allowed.append((number, call, self._parts.registry.prepare(call.name, call.arguments)))
-        async with self._in_time():
-            if all(not isinstance(what, Prepared) or what.effect == "read" for _, _, what in allowed):
-                async with asyncio.TaskGroup() as group:
-                    for number, call, what in allowed:
-                        group.create_task(self._call(number, call, what))
-                for number, call, _ in allowed:
-                    await self._record(number, call, self._outcomes[number])
-            else:
-                for number, call, what in allowed:
-                    await self._call(number, call, what)
-                    await self._record(number, call, self._outcomes[number])
+            job = self._jobs[number] = self._calls.prepare(number, call)
+            jobs.append(job)
+        side_by_side = all(job.reads for job in jobs)
+        for some in [jobs] if side_by_side else [[job] for job in jobs]:
+            with self._waiting():
+                for job in some:
+                    await self._calls.permit(job)
+            async with self._in_time(), asyncio.TaskGroup() as group:
+                for job in some:
+                    group.create_task(self._calls.run(job))
+            for job in some:
+                assert job.outcome is not None
+                await self._record(job.number, job.call, job.outcome)
         if stop:
             raise Ended.by_limit(stop)
-
-    async def _call(self, number: int, call: ToolCall, what: Call) -> None:
-        """Run one call; whatever happens is its outcome. One whose intent cannot be audited is not run (SPEC 7)."""
-        limits, session_id = self._parts.config.loop, self._session.id
-        self._emit(ToolStarted(session=session_id, call=number, name=call.name, arguments=call.arguments))
-        tool = what.name if isinstance(what, Prepared) else call.name
-        try:
-            await self._parts.audit("tool_call", session=session_id, call=number, tool=tool)
-        except AuditError as error:
-            self._outcomes[number] = Outcome(ok=False, content=f"Not run: {error.message}.")
-            return
-        outcome = await self._parts.registry.run(
-            what, timeout_s=limits.tool_timeout_s, max_bytes=limits.max_result_bytes
-        )
-        self._outcomes[number] = outcome
-        try:
-            await self._parts.audit("tool_end", session=session_id, call=number, tool=tool, ok=outcome.ok)
-        except AuditError as error:
-            log.error("audit session=%s call=%d error=%r", session_id, number, error.message)  # noqa: TRY400
 
     async def _record(self, number: int, call: ToolCall, outcome: Outcome) -> None:
         self._emit(
@@ -328,12 +328,14 @@ class Turn:
 
     # --- the end ------------------------------------------------------------------------------------------------
 
-    async def _close(self, reason: TurnEndReason, unfinished: str) -> None:
+    async def _close(self, reason: TurnEndReason, unfinished: Callable[[int], str]) -> None:
         """Make the log good for the next turn: a result for every call, the closing record, `turn_end`."""
         session = self._session
         while (turn := session.open_turn) and turn.pending:
             number, call = turn.pending[0]
-            await self._record(number, call, self._outcomes.get(number) or Outcome(ok=False, content=unfinished))
+            job = self._jobs.get(number)
+            outcome = job.outcome if job else None
+            await self._record(number, call, outcome or Outcome(ok=False, content=unfinished(number)))
         if turn is None or session.read_only:
             return
         end: list[Record] = [TurnEnd(at=now(), reason=reason)]
@@ -341,6 +343,12 @@ class Turn:
             text = f"(The turn ended: {reason}.)"
             end.insert(0, Assistant(at=now(), text=text, finish_reason="stop", origin="loopd"))
         await self._append(*end)
+
+    def _not_run(self, number: int, ended: Ended) -> str:
+        """Return the result of a call that the end of the turn left without one."""
+        begun = number in self._jobs and self._jobs[number].begun
+        why = ended.message or f"the turn was {ended.reason}"
+        return f"Not run to its end: {why}." if begun else f"Not run: {why}."
 
     async def _append(self, *records: Record) -> None:
         """Write one batch; durable, and shown to the clients, on return."""
@@ -423,11 +431,6 @@ def usage_frame(session_id: str, usage: Usage) -> UsageFrame:
         cause=usage.cause.name if usage.cause else None,
         seconds=((usage.prefill_ms or 0) + (usage.decode_ms or 0)) / 1000 if known else None,
     )
-
-
-def _not_run(ended: Ended) -> str:
-    """Return the result of a call that the end of the turn left without one."""
-    return f"Not run to its end: {ended.message or f'the turn was {ended.reason}'}."
 
 
 def sound(text: str) -> str:

@@ -16,6 +16,7 @@ from loopd.model.tally import Tally
 from loopd.model.watch import ModelWatch
 from loopd.proto.frames import ServerFrame
 from loopd.tools.children import Children
+from loopd.tools.mends import Mends
 from loopd.tools.registry import Registry
 
 Emit = Callable[[ServerFrame], None]
@@ -42,6 +43,7 @@ class Parts:
     children: Children
     audit_fault: str = ""
     tally: Tally = field(default_factory=Tally)
+    mends: Mends = field(default_factory=Mends)
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def audit(self, event: str, **facts: Any) -> None:  # noqa: ANN401 - any JSON value

@@ -17,6 +17,7 @@ from loopd.config import Config
 from loopd.home import Home
 from loopd.proto.frames import (
     PROTOCOL_VERSION,
+    ApprovalRequest,
     ClientFrame,
     Compacting,
     Delta,
@@ -33,9 +34,19 @@ from loopd.proto.model_identity import ModelIdentity, TemplateIdentity
 from loopd.proto.records import Assistant, Record, Summary, TurnEnd, TurnEndReason, Usage, User
 from loopd.session.baseline import Baseline
 from loopd.session.store import Session
+from loopd.turn.approvals import Answer, Approvals
 
 PATIENCE_S = 20.0
 QUESTION = "Write a summary."
+QUESTION_FRAME = ApprovalRequest(
+    session="s",
+    call=1,
+    name="files.write",
+    arguments='{"path":"/notes"}',
+    effect="write",
+    rule='[tools.policy] write = "ask"',
+    seconds=300.0,
+)
 BASELINE = Baseline(
     system_prompt="Be brief.",
     tools=({"type": "function", "function": {"name": "find_tool", "parameters": {"type": "object"}}},),
@@ -84,6 +95,8 @@ class FakeEngine:
         self.gates: dict[str, asyncio.Event] = {}
         self.waiting = asyncio.Semaphore(0)
         self.ended = asyncio.Semaphore(0)
+        self.questions: dict[str, float] = {}
+        self.answers: list[Answer] = []
         self.refusal: Exception | None = None
         self.failure: Exception | None = None
 
@@ -93,7 +106,7 @@ class FakeEngine:
         return self.gates[text]
 
     async def is_held(self) -> None:
-        """Wait until a turn has come to its gate."""
+        """Wait until a turn has come to its gate, or asks."""
         async with asyncio.timeout(PATIENCE_S):
             await self.waiting.acquire()
 
@@ -109,14 +122,22 @@ class FakeEngine:
         if self.refusal:
             raise self.refusal
 
-    async def run_turn(self, session: Session, text: str, key: str, emit: Emit) -> TurnEndFrame:
+    def ask(self, text: str, *, seconds: float = 300.0) -> None:
+        """Let the turn of this text ask whether a tool may run, before it answers."""
+        self.questions[text] = seconds
+
+    async def run_turn(self, session: Session, text: str, key: str, emit: Emit, approvals: Approvals) -> TurnEndFrame:
         try:
+            self.ran.append(text)
+            if seconds := self.questions.get(text):
+                self.waiting.release()
+                question = QUESTION_FRAME.model_copy(update={"call": len(self.answers) + 1, "seconds": seconds})
+                self.answers.append(await approvals.ask(question, emit))
             return await self._turn(session, text, key, emit)
         finally:
             self.ended.release()
 
     async def _turn(self, session: Session, text: str, key: str, emit: Emit) -> TurnEndFrame:
-        self.ran.append(text)
         if self.failure:
             raise self.failure
         answer = text.upper()
@@ -279,10 +300,10 @@ class Daemon:
             await client.close()
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[RawClient]:
+    async def client(self, *, can_approve: bool = False) -> AsyncIterator[RawClient]:
         """A connection after its greeting."""
         async with self.bare() as client:
-            await client.send(Hello(version=PROTOCOL_VERSION))
+            await client.send(Hello(version=PROTOCOL_VERSION, can_approve=can_approve))
             await client.until("welcome")
             yield client
 

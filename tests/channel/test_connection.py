@@ -120,7 +120,7 @@ async def test_a_client_that_stops_reading_is_dropped_and_blocks_nobody(
 ) -> None:
     flooded = asyncio.Event()
 
-    async def flood(session: Session, text: str, key: str, emit: object) -> TurnEndFrame:
+    async def flood(session: Session, text: str, key: str, emit: object, approvals: object) -> TurnEndFrame:
         assert callable(emit)
         for _ in range(200):
             emit(Delta(session=session.id, text="x" * 10_000))

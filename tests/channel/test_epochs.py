@@ -85,6 +85,8 @@ async def test_a_session_must_be_open_and_ones_own(daemon: Daemon, engine: FakeE
 
 
 class Watcher:
+    can_approve = False
+
     def __init__(self) -> None:
         self.lines: list[bytes] = []
 

@@ -306,7 +306,7 @@ async def test_a_say_to_a_session_that_is_not_open_here_is_refused(daemon: Daemo
 async def test_a_record_that_was_durable_when_the_turn_was_cancelled_is_shown(daemon: Daemon) -> None:
     """The cancel comes behind the append and before its frames."""
 
-    async def run_turn(session: Session, text: str, key: str, emit: object) -> TurnEndFrame:
+    async def run_turn(session: Session, text: str, key: str, emit: object, approvals: object) -> TurnEndFrame:
         session.append(*step(session, text, key, "HELLO"))
         daemon.engine.waiting.release()
         await daemon.engine.hold(text).wait()

@@ -107,7 +107,7 @@ async def test_a_stop_cancels_turns_and_leaves_good_logs(home: Home, config: Con
 async def test_a_stop_ends_within_its_time_with_a_client_that_does_not_read_and_a_turn_that_does_not_end(
     home: Home, config: Config, engine: FakeEngine
 ) -> None:
-    async def stubborn(session: Session, text: str, key: str, emit: object) -> TurnEndFrame:
+    async def stubborn(session: Session, text: str, key: str, emit: object, approvals: object) -> TurnEndFrame:
         engine.waiting.release()
         try:
             await asyncio.Event().wait()

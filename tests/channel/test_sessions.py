@@ -12,7 +12,6 @@ from loopd.config import Config, parse_config
 from loopd.errors import AuditError, NotPermitted, SessionBusy, SessionNotFound
 from loopd.home import Home
 from loopd.proto.frames import (
-    Approve,
     Cancel,
     ClientFrame,
     Compact,
@@ -292,11 +291,6 @@ async def test_a_fork_goes_on_from_its_line(daemon: Daemon) -> None:
             if isinstance(frame, RecordFrame) and frame.record["type"] == "user"
         ]
     assert texts == ["one", "three"]
-
-
-async def test_an_approval_that_nobody_asked_for_is_refused(daemon: Daemon) -> None:
-    async with daemon.client() as client:
-        assert (await error_of(client, Approve(session="s", call=1, decision="once"))).code == "frame_invalid"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tests.cli.daemon import Bxctl
 
 BXCTL = [sys.executable, "-m", "loopd.cli.bxctl"]
 COMMANDS = [
+    "approve",
     "cancel",
     "chat",
     "compact",

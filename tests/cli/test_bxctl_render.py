@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from loopd.cli.render import UsageLine, plain, short, size
+from loopd.cli.render import UsageLine, plain, print_record, short, size, visible
 from loopd.cli.view import TurnView
 from loopd.proto.frames import (
     Accepted,
@@ -158,3 +158,20 @@ def test_a_long_prefill_has_a_bar_and_a_short_one_has_none() -> None:
     short_one = on_terminal(ACCEPTED, Prefill(session="s", cached=4000, processed=4050, total=4100))
     assert "reading 4,050 of 4,100 tokens, 4,000 cached" in short_one
     assert "━" not in short_one
+
+
+def test_a_record_of_a_call_says_who_allowed_it(capsys: pytest.CaptureFixture[str]) -> None:
+    record = {"type": "tool_result", "at": "2026-12-01T14:00:00.000000Z", "call": 3, "name": "call_tool"}
+    print_record(7, {**record, "ok": False, "content": "Not run.", "approval": "denied by user 7"})
+    print_record(8, {**record, "ok": True, "content": "Done.", "approval": None})
+    out = capsys.readouterr().out
+    assert "tool_result 3 call_tool failed, denied by user 7\n" in out
+    assert "tool_result 3 call_tool\n" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [("\x1b[2J", r"\x1b[2J"), ("a\u202eb\u200bc", r"a\u202eb\u200bc"), ("\n\t", r"\n\t"), ("ü 漢字 🙂", "ü 漢字 🙂")],
+)
+def test_what_a_person_judges_shows_every_character(text: str, seen: str) -> None:
+    assert visible(text) == seen

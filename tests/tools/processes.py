@@ -108,3 +108,9 @@ async def family(child: Child) -> list[int]:
     pids = {int(await line(child)) for _ in range(3)}
     assert child.pid in pids
     return [child.pid, *(pids - {child.pid})]
+
+
+async def runner_of(children: Children) -> int:
+    """The process that starts the children."""
+    async with await children.start(["cat"]) as child:
+        return parent_of(parent_of(child.pid))

@@ -9,6 +9,7 @@ from loopd.tools.builtin import Builtin, device_facts
 from loopd.tools.port import Outcome
 from loopd.tools.registry import Registry
 from tests.tools.fake import planned
+from tests.tools.test_services import with_systemd
 
 
 def made(directory: Path, **files: str) -> Path:
@@ -46,7 +47,9 @@ async def test_an_unknown_zone_is_a_result_that_tells_what_a_zone_is(tmp_path: P
 async def test_the_device_tells_what_this_machine_has(tmp_path: Path) -> None:
     outcome = await called(tmp_path, "device", {})
     labels = [line.split(":")[0] for line in outcome.content.splitlines()]
-    assert [label for label in labels if label != "temperature"] == ["load", "memory", "disk", "uptime"]
+    assert [label for label in labels if label not in {"temperature", "services"}] == [
+        *("load", "memory", "disk", "uptime")
+    ]
 
 
 def test_the_device_facts_are_read_from_proc_and_sys(tmp_path: Path) -> None:
@@ -76,3 +79,32 @@ def test_a_fact_that_the_device_does_not_tell_is_left_out(tmp_path: Path) -> Non
 
 def test_only_the_enabled_tools_are_listed(tmp_path: Path) -> None:
     assert [tool.name for tool in Builtin(("device",), disk=tmp_path).tools()] == ["device"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "labels"),
+    [
+        ({"fact": "memory"}, ["memory"]),
+        ({"fact": "services"}, ["services"]),
+        ({"service": "ssh"}, ["service ssh"]),
+        ({"fact": "load", "service": "ssh"}, ["load", "service ssh"]),
+    ],
+)
+async def test_one_fact_may_be_asked_for(tmp_path: Path, arguments: dict[str, str], labels: list[str]) -> None:
+    root = with_systemd(tmp_path, "echo ActiveState=active")
+    made(root, proc__loadavg="0.10 0.20 0.30 1/2 3\n", proc__meminfo="MemTotal: 8 kB\nMemAvailable: 2 kB\n")
+    tools = Registry(planned(Builtin(("device",), disk=tmp_path, root=root)), ToolsTable())
+    outcome = await tools.run(tools.prepare("device", json.dumps(arguments)), timeout_s=30, max_bytes=4096)
+    tools.close()
+    assert [line.partition(":")[0] for line in outcome.content.splitlines()] == labels
+
+
+async def test_a_fact_that_this_device_does_not_tell_is_said_when_asked_for(tmp_path: Path) -> None:
+    assert device_facts(tmp_path, tmp_path, "temperature") == "This device does not tell its temperature."
+
+
+@pytest.mark.parametrize("arguments", [{"fact": "weather"}, {"service": "-x"}, {"service": "a b"}, {"service": "a\0"}])
+async def test_an_unknown_fact_and_what_is_no_service_name_are_refused(tmp_path: Path, arguments: object) -> None:
+    outcome = await called(tmp_path, "device", arguments)
+    assert not outcome.ok
+    assert "do not fit its schema" in outcome.content

@@ -1,14 +1,14 @@
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopd.tools.call import Find, Prepared, prepare
+from loopd.tools.call import Fault, Find, Mend, Prepared, Refused, prepare
 from loopd.tools.catalogue import Catalogue
-from loopd.tools.port import Outcome, Tool
+from loopd.tools.port import Tool
 from tests.tools.fake import tool
 
 STRING = {"type": "string"}
@@ -18,8 +18,10 @@ PORTS = [
     ("host", (Tool("now", "", {"type": "object", "additionalProperties": False}),)),
 ]
 URL = "http://a/b"
-INNER = {"name": "web.fetch", "arguments": {"url": URL}}
+INNER: dict[str, Any] = {"name": "web.fetch", "arguments": {"url": URL}}
 FETCH = ("web.fetch", {"url": URL})
+RUN = ("exec.run", {"program": "ls", "arguments": ["-l"]})
+NOW: tuple[str, dict[str, Any]] = ("host.now", {})
 
 
 @pytest.fixture(scope="module")
@@ -29,107 +31,131 @@ def catalogue() -> Iterator[Catalogue]:
     made.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "meant"),
-    [
-        ("call_tool", INNER, FETCH),
-        ("call_tool", {"name": "fetch", "arguments": {"url": URL}}, FETCH),
-        ("call_tool", {"name": "web.fetch", "arguments": json.dumps({"url": URL})}, FETCH),
-        ("call_tool", {"name": "fetch", "arguments": json.dumps(json.dumps({"url": URL}))}, FETCH),
-        ("call_tool", json.dumps(INNER), FETCH),
-        ("call_tool", {"name": "fetch", "arguments.url": URL}, FETCH),
-        ("call_tool", {"name": "fetch", "url": URL}, FETCH),
-        ("call_tool", {"name": "fetch", "url": URL, "arguments": {}}, FETCH),
-        ("call_tool", {"name": "fetch", "url": URL, "arguments": None}, FETCH),
-        ("call_tool", {"name": "fetch", "url": "other", "arguments": {"url": URL}}, FETCH),
-        ("call_tool", {"name": "fetch", "arguments": {"url": URL}, "reason": "because"}, FETCH),
-        ("call_tool", {"name": "call_tool", "arguments": INNER}, FETCH),
-        ("call_tool", {"name": "call_tool", "arguments": json.dumps(INNER)}, FETCH),
-        ("call_tool", {"arguments": INNER}, FETCH),
-        ("Call_Tool", {"name": "WEB.Fetch", "arguments": {"url": URL}}, FETCH),
-        ("web.fetch", {"url": URL}, FETCH),
-        ("fetch", {"url": URL}, FETCH),
-        ("fetch", json.dumps({"url": URL}), FETCH),
-        ("fetch", {"arguments": {"url": URL}}, FETCH),
-        ("fetch", {"arguments.url": URL}, FETCH),
-        ("fetch", INNER, FETCH),
-        ("call_tool", {"name": "options", "arguments.filter.a.b": 1}, ("web.options", {"filter": {"a": {"b": 1}}})),
-        ("run", {"program": "ls", "arguments": ["-l"]}, ("exec.run", {"program": "ls", "arguments": ["-l"]})),
-        (
-            "call_tool",
-            {"name": "run", "arguments": {"program": "ls", "arguments": ["-l"]}},
-            ("exec.run", {"program": "ls", "arguments": ["-l"]}),
-        ),
-        ("call_tool", {"name": "free", "anything": 1}, ("exec.free", {"anything": 1})),
-        ("call_tool", {"name": "now", "arguments": ""}, ("host.now", {})),
-        ("call_tool", {"name": "now", "arguments": None}, ("host.now", {})),
-        ("call_tool", {"name": "now", "arguments": "null"}, ("host.now", {})),
-        ("call_tool", {"name": "now"}, ("host.now", {})),
-        ("now", None, ("host.now", {})),
-        ("now", "", ("host.now", {})),
-    ],
-    ids=str,
-)
-def test_a_call_is_understood_however_it_is_written(
-    catalogue: Catalogue, name: str, arguments: Any, meant: tuple[str, dict[str, Any]]
+# Each way to write a call by the name of its mend; the forms of CASES 21 to 23 first.
+FORMS: list[tuple[str, Any, tuple[str, dict[str, Any]], set[str]]] = [
+    ("call_tool", INNER, FETCH, set()),
+    ("call_tool", {"name": "web.fetch", "arguments": json.dumps({"url": URL})}, FETCH, {"json_string"}),
+    ("call_tool", {"name": "web.fetch", "arguments": json.dumps(json.dumps({"url": URL}))}, FETCH, {"json_string"}),
+    ("call_tool", json.dumps(INNER), FETCH, {"json_string"}),
+    ("call_tool", {"name": "web.fetch", "arguments.url": URL}, FETCH, {"flattened"}),
+    ("call_tool", {"name": "web.fetch", "url": URL}, FETCH, {"beside_name"}),
+    ("web.fetch", {"url": URL}, FETCH, {"inner_name"}),
+    ("WEB.Fetch", {"url": URL}, FETCH, {"inner_name", "other_case"}),
+    ("call_tool", {"name": "Web.Fetch", "arguments": {"url": URL}}, FETCH, {"other_case"}),
+    ("Call_Tool", INNER, FETCH, {"other_case"}),
+    ("call_tool", {"name": "call_tool", "arguments": INNER}, FETCH, {"nested_call"}),
+    ("call_tool", {"name": "call_tool", "arguments": json.dumps(INNER)}, FETCH, {"nested_call", "json_string"}),
+    ("call_tool", {"name": "call_tool", **INNER["arguments"], "arguments": INNER}, FETCH, {"nested_call"}),
+    ("call_tool", {"arguments": INNER}, FETCH, {"nested_call"}),
+    ("call_tool", {"name": "fetch", "arguments": {"url": URL}}, FETCH, {"short_name"}),
+    ("call_tool", {"name": "Fetch", "arguments": {"url": URL}}, FETCH, {"short_name", "other_case"}),
+    ("call_tool", {"name": "web.fetch", "url": URL, "arguments": {}}, FETCH, {"beside_name"}),
+    ("call_tool", {"name": "web.fetch", "url": URL, "arguments": None}, FETCH, {"beside_name", "no_arguments"}),
+    ("call_tool", {"name": "web.fetch", "url": "other", "arguments": {"url": URL}}, FETCH, {"beside_name"}),
+    ("call_tool", {**INNER, "reason": "because"}, FETCH, {"extra_keys"}),
+    ("fetch", {"url": URL}, FETCH, {"inner_name", "short_name"}),
+    ("web.fetch", json.dumps({"url": URL}), FETCH, {"inner_name", "json_string"}),
+    ("web.fetch", {"arguments": {"url": URL}}, FETCH, {"inner_name", "nested_call"}),
+    ("web.fetch", {"arguments.url": URL}, FETCH, {"inner_name", "flattened"}),
+    ("web.fetch", INNER, FETCH, {"inner_name", "nested_call", "extra_keys"}),
+    (
+        "call_tool",
+        {"name": "web.options", "arguments.filter.a.b": 1},
+        ("web.options", {"filter": {"a": {"b": 1}}}),
+        {"flattened"},
+    ),
+    ("exec.run", {"program": "ls", "arguments": ["-l"]}, RUN, {"inner_name"}),
+    ("call_tool", {"name": "exec.run", "arguments": {"program": "ls", "arguments": ["-l"]}}, RUN, set()),
+    ("call_tool", {"name": "exec.free", "anything": 1}, ("exec.free", {"anything": 1}), {"beside_name"}),
+    ("call_tool", {"name": "host.now", "arguments": {}}, NOW, set()),
+    ("call_tool", {"name": "host.now", "arguments": ""}, NOW, {"no_arguments"}),
+    ("call_tool", {"name": "host.now", "arguments": None}, NOW, {"no_arguments"}),
+    ("call_tool", {"name": "host.now", "arguments": "null"}, NOW, {"no_arguments", "json_string"}),
+    ("call_tool", {"name": "host.now"}, NOW, {"no_arguments"}),
+    ("host.now", {}, NOW, {"inner_name"}),
+    ("host.now", None, NOW, {"inner_name", "no_arguments"}),
+    ("host.now", "", NOW, {"inner_name", "no_arguments"}),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "meant", "mended"), FORMS, ids=str)
+def test_a_call_is_understood_however_it_is_written_and_how_it_was_is_told(
+    catalogue: Catalogue, name: str, arguments: Any, meant: tuple[str, dict[str, Any]], mended: set[str]
 ) -> None:
     call = prepare(name, json.dumps(arguments), catalogue)
     assert isinstance(call, Prepared), call
     assert (call.name, call.arguments) == meant
+    assert len(call.mended) == len(mended)
+    assert set(call.mended) == mended
+
+
+def test_every_way_to_mend_a_call_is_tried() -> None:
+    tried = {mend for *_, mended in [*FORMS, *FINDS] for mend in mended}
+    assert tried == set(get_args(Mend))
 
 
 def test_no_arguments_at_all_are_an_empty_object(catalogue: Catalogue) -> None:
-    call = prepare("now", "", catalogue)
+    call = prepare("host.now", "", catalogue)
     assert isinstance(call, Prepared)
-    assert call.arguments == {}
+    assert (call.arguments, call.mended) == ({}, ("no_arguments", "inner_name"))
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("find_tool", {"query": "fetch page"}),
-        ("FindTool", {"query": "fetch page"}),
-        ("find_tool", {"need": "fetch page"}),
-        ("find_tool", {"arguments": {"query": "fetch page"}}),
-        ("find_tool", json.dumps({"query": "fetch page"})),
-        ("call_tool", {"name": "find_tool", "arguments": {"query": "fetch page"}}),
-    ],
-    ids=str,
-)
-def test_find_tool_is_understood_however_it_is_written(catalogue: Catalogue, name: str, arguments: Any) -> None:
-    assert prepare(name, json.dumps(arguments), catalogue) == Find("fetch page")
+FINDS: list[tuple[str, Any, set[str]]] = [
+    ("find_tool", {"query": "fetch page"}, set()),
+    ("FindTool", {"query": "fetch page"}, {"other_case"}),
+    ("find_tool", {"need": "fetch page"}, {"other_key"}),
+    ("find_tool", {"arguments": {"query": "fetch page"}}, {"nested_call"}),
+    ("find_tool", json.dumps({"query": "fetch page"}), {"json_string"}),
+    ("call_tool", {"name": "find_tool", "arguments": {"query": "fetch page"}}, {"nested_call"}),
+    ("call_tool", {"name": "find_tool", "query": "fetch page"}, {"nested_call", "beside_name"}),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("call_tool", '{"a":', "not JSON"),
-        ("call_tool", "[1]", "not a JSON object"),
-        ("call_tool", '"text"', "not JSON"),
-        ("call_tool", "{}", "needs the name of a tool"),
-        ("call_tool", '{"name": 3}', "needs the name of a tool"),
-        ("call_tool", '{"name": "call_tool"}', "needs the name of a tool"),
-        ("call_tool", '{"name": "fetch", "arguments": [1]}', "not a JSON object"),
-        ("call_tool", '{"name": "fetch", "arguments": "{"}', "not JSON"),
-        ("call_tool", '{"name": "fetsh"}', "The nearest are web.fetch"),
-        ("fetch_page", "{}", "The nearest are web.fetch"),
-        ("x" * 1_000_000, "{}", "There is no one tool named 'xxx"),
-        ("zzz", "{}", "Use find_tool to look for others"),
-        ("fetch", '{"url": 5}', "url: 5 is not of type 'string'. The schema: {"),
-        ("fetch", "{}", "'url' is a required property"),
-        ("find_tool", "{}", "needs what to look for"),
-        ("find_tool", '{"query": " "}', "needs what to look for"),
-        ("fetch", '{"url":' * 100_000, "not JSON"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
+@pytest.mark.parametrize(("name", "arguments", "mended"), FINDS, ids=str)
+def test_find_tool_is_understood_however_it_is_written(
+    catalogue: Catalogue, name: str, arguments: Any, mended: set[str]
+) -> None:
+    found = prepare(name, json.dumps(arguments), catalogue)
+    assert isinstance(found, Find)
+    assert found.query == "fetch page"
+    assert set(found.mended) == mended
+
+
+# CASES 22 first, then 23.
+FAULTS: list[tuple[str, str, str, str]] = [
+    ("call_tool", '{"a":', "not_json", "not JSON"),
+    ("call_tool", '{"name": "web.fetch", "arguments": "{"}', "not_json", "not JSON"),
+    ("call_tool", '"text"', "not_json", "not JSON"),
+    ("fetch", '{"url":' * 100_000, "not_json", "not JSON"),
+    ("call_tool", "[1]", "not_object", "not a JSON object"),
+    ("call_tool", '{"name": "web.fetch", "arguments": [1]}', "not_object", "not a JSON object"),
+    ("call_tool", "{}", "no_name", "needs the name of a tool"),
+    ("call_tool", "", "no_name", "needs the name of a tool"),
+    ("call_tool", '{"name": 3}', "no_name", "needs the name of a tool"),
+    ("call_tool", '{"name": "call_tool"}', "no_name", "needs the name of a tool"),
+    ("call_tool", '{"name": "fetsh"}', "unknown_tool", "The nearest are web.fetch"),
+    ("fetch_page", "{}", "unknown_tool", "The nearest are web.fetch"),
+    ("x" * 1_000_000, "{}", "unknown_tool", "There is no one tool named 'xxx"),
+    ("zzz", "{}", "unknown_tool", "Use find_tool to look for others"),
+    ("fetch", '{"url": 5}', "schema", "url: 5 is not of type 'string'. The schema: {"),
+    ("fetch", "{}", "schema", "'url' is a required property"),
+    ("find_tool", "{}", "no_query", "needs what to look for"),
+    ("find_tool", '{"query": " "}', "no_query", "needs what to look for"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "fault", "said"), FAULTS, ids=lambda value: str(value)[:40])
 def test_what_cannot_be_run_becomes_a_result_that_says_what_would_be_right(
-    catalogue: Catalogue, name: str, text: str, said: str
+    catalogue: Catalogue, name: str, text: str, fault: str, said: str
 ) -> None:
     call = prepare(name, text, catalogue)
-    assert isinstance(call, Outcome)
-    assert not call.ok
+    assert isinstance(call, Refused)
+    assert (call.ok, call.fault) == (False, fault)
     assert said in call.content
+
+
+def test_every_reason_to_refuse_a_call_is_tried() -> None:
+    assert {fault for _, _, fault, _ in FAULTS} == set(get_args(Fault))
 
 
 def test_a_call_nested_a_hundred_times_still_ends(catalogue: Catalogue) -> None:
@@ -154,6 +180,6 @@ JSON = st.recursive(
 def test_no_call_raises(name: str, text: str) -> None:
     catalogue = Catalogue(PORTS)
     try:
-        assert isinstance(prepare(name, text, catalogue), Prepared | Find | Outcome)
+        assert isinstance(prepare(name, text, catalogue), Prepared | Find | Refused)
     finally:
         catalogue.close()

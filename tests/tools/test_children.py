@@ -75,6 +75,10 @@ async def test_closing_twice_and_after_the_end_is_nothing_more(tmp_path: Path) -
         (["{}/plain"], "cannot be started: it is not executable"),
         (["{}/lost"], "cannot be started: the interpreter that its first line names is not there"),
         (["{}/words"], "cannot be started: it is no binary program, and its first line names no interpreter"),
+        (
+            ["no such\nprogram \udcff\ud800"],
+            "no such program \\udcff\\ud800 cannot be started: 'utf-8' codec can't encode",
+        ),
         (["true", "a\0b"], "true cannot be started: embedded null byte"),
     ],
 )

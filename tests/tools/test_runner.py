@@ -25,6 +25,7 @@ from tests.tools.processes import (
     output,
     parent_of,
     python,
+    runner_of,
 )
 
 DAEMON = """
@@ -61,9 +62,15 @@ async def test_close_ends_what_ignores_it_has_a_session_of_its_own_or_another_en
 
 
 async def test_a_child_that_heeds_sigterm_has_the_time_for_its_last_words(tmp_path: Path) -> None:
-    code = "import signal; signal.signal(15, lambda *_: (print('bye', flush=True), exit(0))); print(1, flush=True)"
+    code = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("ready", flush=True)
+signal.sigwait({signal.SIGTERM})
+print("bye", flush=True)
+"""
     async with kept(tmp_path) as children:
-        child = await children.start(python(f"{code}; signal.pause()"))
+        child = await children.start(python(code))
         await line(child)
         closing = asyncio.create_task(child.close())
         assert await line(child) == "bye"
@@ -112,14 +119,7 @@ async def test_all_is_gone_when_a_tool_kills_its_warden(tmp_path: Path) -> None:
 
 
 async def test_a_start_that_is_cancelled_at_any_point_leaves_no_process(tmp_path: Path) -> None:
-    async def served() -> int:
-        async with await children.start(python("import os; print(os.getppid())")) as child:
-            parent = parent_of(int(await line(child)))
-            await child.wait()
-            return parent
-
     async with kept(tmp_path) as children:
-        await served()
         for steps in range(30):
             starting = asyncio.create_task(children.start(python(STUBBORN)))
             for _ in range(steps):
@@ -128,7 +128,7 @@ async def test_a_start_that_is_cancelled_at_any_point_leaves_no_process(tmp_path
             await asyncio.gather(starting, return_exceptions=True)
             if not starting.cancelled():
                 await starting.result().close()
-        await asyncio.to_thread(await_gone, *runner.descendants(await served()))
+        await asyncio.to_thread(await_gone, *runner.descendants(await runner_of(children)))
 
 
 async def descriptors(process: int | str) -> int:
@@ -140,10 +140,7 @@ async def descriptors(process: int | str) -> int:
 
 async def test_nothing_is_left_of_200_calls(tmp_path: Path) -> None:
     async with kept(tmp_path) as children:
-        async with await children.start(python("import os; print(os.getppid())")) as child:
-            warden = int(await line(child))
-            served = parent_of(warden)
-            await child.wait()
+        served = await runner_of(children)
         before, theirs = await descriptors("self"), await descriptors(served)
         for _ in range(200):
             async with await children.start(["true"]) as child:

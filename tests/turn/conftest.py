@@ -1,11 +1,12 @@
 """A turn loop over the scripted model, in this process: every part but the model is the real one."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -18,14 +19,18 @@ from loopd.model.script import Script
 from loopd.model.scripted import ScriptedServer
 from loopd.model.slots import SlotPool
 from loopd.model.watch import ModelWatch
-from loopd.proto.frames import ServerFrame, TurnEndFrame
+from loopd.proto.frames import ApprovalRequest, Choice, ServerFrame, TurnEndFrame
+from loopd.proto.records import ToolResult
 from loopd.session.store import Session
 from loopd.tools.children import Children
 from loopd.tools.port import ToolPort
 from loopd.tools.registry import Registry
+from loopd.turn.approvals import Approvals
 from loopd.turn.engine import Engine
 from loopd.turn.parts import Parts
 from tests.tools.fake import planned
+
+Shown = TypeVar("Shown", bound=ServerFrame)
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -41,20 +46,50 @@ class Bench:
     parts: Parts
     session: Session
     frames: list[ServerFrame] = field(default_factory=list)
+    approvers: bool = True
+    choices: list[Choice] = field(default_factory=list)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Forget what was allowed for the session, as when the daemon has closed it."""
+        self.approvals = Approvals(lambda: self.approvers)
+
+    def emit(self, frame: ServerFrame) -> None:
+        """Take a frame; a question is answered with the next of the choices, where there is one."""
+        self.frames.append(frame)
+        if isinstance(frame, ApprovalRequest):
+            self.asked.set()
+            if self.choices:
+                self.approvals.answer(frame.call, self.choices.pop(0), uid=7, pid=77)
 
     @property
     def engine(self) -> Engine:
         return Engine(self.parts)
 
     async def say(self, text: str = "Hello.", key: str = "k1") -> TurnEndFrame:
-        return await self.engine.run_turn(self.session, text, key, self.frames.append)
+        return await self.engine.run_turn(self.session, text, key, self.emit, self.approvals)
 
     def kinds(self) -> list[str]:
         """The types of the records, without the first line."""
         return [record.type for _, record in self.session.records(2)]
 
     def results(self) -> list[str]:
-        return [record.content for _, record in self.session.records() if record.type == "tool_result"]
+        return [result.content for result in self.tool_results()]
+
+    def tool_results(self) -> list[ToolResult]:
+        return [record for _, record in self.session.records() if isinstance(record, ToolResult)]
+
+    def shown(self, kind: type[Shown]) -> list[Shown]:
+        """The frames of a type so far."""
+        return [frame for frame in self.frames if isinstance(frame, kind)]
+
+    def audited(self) -> list[dict[str, Any]]:
+        """The audit records about the session's calls."""
+        lines = [line for path in sorted(self.parts.home.audit.iterdir()) for line in path.read_bytes().splitlines()]
+        return [record for line in lines if "call" in (record := json.loads(line))]
 
     def log(self) -> bytes:
         return (self.parts.home.sessions / self.session.id / "0.jsonl").read_bytes()
@@ -109,6 +144,7 @@ async def _bench(
         watch = ModelWatch(home, client, pool, keeper)
         parts = Parts(home, config, client, pool, keeper, watch, registry, audit_log, children)
         baseline = await Engine(parts).baseline(print)
+        audit_log.append("session_created", session="s")
         session = Session.create(home, "s", baseline, owner_uid=0, limits=config.loop)
         stack.callback(session.close)
         yield Bench(server, parts, session)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loopd.errors import ReplayViolation, SessionIoError
+from loopd.errors import ReplayViolation, SessionIoError, ToolError
 from loopd.proto.frames import Delta, Prefill, RecordFrame
 from loopd.proto.records import Assistant, ToolResult, TurnEnd
 from loopd.session.store import Session
@@ -113,7 +113,9 @@ async def test_tools_that_write_run_one_after_another(bench: MakeBench) -> None:
 
     tools = [Tool(name, "", {"type": "object"}, effect="write") for name in ("first", "second")]
     b = await bench(
-        {"tool_calls": [call("p.first"), call("p.second")]}, ports=(FakePort("p", *tools, behaviour=behaviour),)
+        {"tool_calls": [call("p.first"), call("p.second")]},
+        ports=(FakePort("p", *tools, behaviour=behaviour),),
+        tools={"policy": {"write": "allow"}},
     )
     await b.say()
     assert b.results() == ["first", "second"]
@@ -156,6 +158,22 @@ async def test_a_limit_ends_the_turn_with_its_name_and_value_and_the_next_turn_g
     assert b.session.open_turn is None
     b.server.script = b.server.script.model_copy(update={"steps": ()})
     assert (await b.say(key="k2")).reason == "completed"
+
+
+async def test_the_same_failing_call_220_times_is_220_results_where_the_limits_allow_it(bench: MakeBench) -> None:
+    async def broken(_name: str, _arguments: dict[str, Any]) -> Outcome:
+        raise ToolError("the door is locked")
+
+    port = FakePort("p", tool("open"), behaviour=broken)
+    limits = {"max_same_call": 1000, "max_steps": 1000, "max_tool_calls": 1000}
+    b = await bench(
+        *[{"tool_calls": [call("p.open")]}] * 220, ports=(port,), script={"context_tokens": 100_000}, loop=limits
+    )
+    assert (await b.say()).reason == "completed"
+    assert b.results() == ["the door is locked"] * 220
+    usages = [record for _, record in b.session.records() if record.type == "usage"]
+    assert {usage.loss for usage in usages} == {0}
+    assert b.parts.mends.describe()["scripted"]["calls"] == 220
 
 
 async def test_the_wall_time_ends_a_turn_in_mid_stream_unrecorded(bench: MakeBench) -> None:

@@ -32,6 +32,7 @@ from loopd.session.store import Session
 from loopd.tools.children import Children
 from loopd.tools.registry import Registry
 from loopd.turn import loop
+from loopd.turn.approvals import Approvals
 from loopd.turn.engine import Engine
 from loopd.turn.parts import Parts
 from tests.model.test_templates import TEMPLATES
@@ -82,7 +83,8 @@ class Talk:
     async def say(self, *answers: Answer, text: str = "And now?") -> TurnEndFrame:
         self.turns += 1
         self.client.answers = [*answers]
-        end = await Engine(self.parts).run_turn(self.session, text, f"k{self.turns}", self.frames.append)
+        nobody = Approvals(lambda: False)
+        end = await Engine(self.parts).run_turn(self.session, text, f"k{self.turns}", self.frames.append, nobody)
         assert self.client.answers == []
         return end
 
