@@ -61,7 +61,7 @@ TEST_SERVER_PINS := $(addprefix tests/mcp_servers/,time.txt git.txt node.txt pac
 test-servers: $(TEST_SERVERS)/.installed  ## the MCP servers that the tests talk to
 
 $(TEST_SERVERS)/.installed: $(TEST_SERVER_PINS) | .venv/.installed
-	@rm -rf $(TEST_SERVERS)
+	@echo "installing the MCP servers that the tests talk to"; rm -rf $(TEST_SERVERS)
 	@for name in time git node; do \
 	  $(BIN)/uv venv --quiet --no-python-downloads --python python3 $(TEST_SERVERS)/$$name \
 	  && $(BIN)/uv pip install --quiet --python $(TEST_SERVERS)/$$name --require-hashes -r tests/mcp_servers/$$name.txt \
