@@ -371,13 +371,19 @@ class _Tree:
 
 
 def _bury(wardens: set[int]) -> None:
-    """Take the dead. What a killed warden leaves behind is the runner's child now and is killed, each time anew."""
+    """Take the dead; let a warden that a tool has stopped go on.
+
+    What a killed warden leaves behind is the runner's child now and is killed, each time anew.
+    """
     strays = False
     with suppress(ChildProcessError):
         while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             if pid == 0:
                 break
+            if os.WIFSTOPPED(status):
+                _kill([pid], signal.SIGCONT)
+                continue
             strays = strays or status != 0 or pid not in wardens
             wardens.discard(pid)
     if strays:

@@ -118,6 +118,15 @@ async def test_all_is_gone_when_a_tool_kills_its_warden(tmp_path: Path) -> None:
         await asyncio.to_thread(await_gone, *pids)
 
 
+async def test_all_is_gone_also_when_a_tool_stops_its_warden(tmp_path: Path) -> None:
+    async with kept(tmp_path) as children:
+        child = await children.start(python(STUBBORN))
+        pids = await family(child)
+        os.kill(parent_of(child.pid), signal.SIGSTOP)
+        await child.close()
+        assert [pid for pid in pids if not is_gone(pid)] == []
+
+
 async def test_a_start_that_is_cancelled_at_any_point_leaves_no_process(tmp_path: Path) -> None:
     async with kept(tmp_path) as children:
         for steps in range(30):
