@@ -41,6 +41,7 @@ class WebServer:
     def __init__(self, table: McpTable) -> None:
         self._table = table
         self._session = ""
+        self._refused = ""
         self.secrets: tuple[str, ...] = ()
 
     @asynccontextmanager
@@ -74,12 +75,14 @@ class WebServer:
                 await self._farewell(client)
 
     def last_words(self) -> str:
-        """Return where the server is, without what may be secret in its URL."""
-        url = httpx2.URL(self._table.url)
-        return str(url.copy_with(userinfo=b"", query=None, fragment=None))
+        """Return how it refused, if it did, and where it is, without what may be secret in its URL."""
+        url = httpx2.URL(self._table.url).copy_with(userinfo=b"", query=None, fragment=None)
+        return "; ".join(part for part in (self._refused, str(url)) if part)
 
     async def _answered(self, response: httpx2.Response) -> None:
-        """Remember the server's session, and bound what is read of a body that is not a stream of events."""
+        """Remember what the server said beside the body, which is bounded here if it is no stream of events."""
+        if response.request.method == "POST":
+            self._refused = f"HTTP {response.status_code} {response.reason_phrase}" if response.is_error else ""
         self._session = response.headers.get(MCP_SESSION_ID, self._session)
         if "text/event-stream" not in response.headers.get("content-type", ""):
             assert isinstance(response.stream, httpx2.AsyncByteStream)

@@ -139,7 +139,9 @@ async def test_an_error_of_the_web_server_is_a_reason(tmp_path: Path) -> None:
     async with held(tmp_path, {"status": 500}, url=web.url) as it:
         with web.served():
             await it.logged("mcp_down")
-            assert it.port.reason == f"initialize: Server returned an error response; {web.url}"
+            assert it.port.reason == (
+                f"initialize: Server returned an error response; HTTP 500 Internal Server Error; {web.url}"
+            )
 
 
 async def test_an_answer_that_is_too_long_fails_its_call_and_a_long_one_does_not(tmp_path: Path) -> None:
