@@ -85,8 +85,8 @@ gate: setup test-servers  ## format, lint, types, import rules, tests; last line
 	$(BIN)/python -m pytest
 	@echo 'gate: ok'
 
-bench: setup build/tool-lists/.listed  ## the benchmarks: a table here, and build/bench.json
-	$(BIN)/python -m tests.bench
+bench: setup $(if $(CATALOGUE),,build/tool-lists/.listed)  ## the benchmarks: a table here, and build/bench.json; CATALOGUE=DIR REQUESTS=FILE measures find_tool alone
+	$(BIN)/python -m tests.bench $(if $(CATALOGUE)$(REQUESTS),find_quality)
 
 clean:  ## remove .venv and build
 	rm -rf .venv build

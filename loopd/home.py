@@ -56,6 +56,11 @@ class Home:
         """What `loopd model check` found out about the model that is served."""
         return self.path / "model-check.json"
 
+    @property
+    def tool_vectors(self) -> Path:
+        """Vectors of tools for semantic ranking: a cache, may be deleted at any time."""
+        return self.path / "tool-vectors.db"
+
     def make(self) -> None:
         """Create the directories that are missing, readable by their owner only.
 

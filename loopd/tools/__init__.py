@@ -2,7 +2,9 @@
 
 - `port`: what a provider of tools is
 - `meta`: the definitions of find_tool and call_tool, constant for ever
-- `catalogue`: all tools of all ports, ranked by words (SQLite FTS5) and looked up by name
+- `catalogue`: all tools of all ports, looked up by name and ranked for a need
+- `ranking`: the index that ranks (SQLite FTS5), with `synonyms`: everyday words and those of tools; `semantic`: the
+  optional extra, by meaning; `indexing`: makes the index in a thread while the last one ranks
 - `schema`: JSON Schema made short, made an example, and used to validate
 - `find`: the answer of find_tool, within a token budget
 - `call`: what a model's call means, however it was written, and how it had to be mended (pure)
