@@ -15,6 +15,7 @@
 - `builtin`: clock and device; `services`: what systemd says for it
 - `files`: reading, listing, searching and writing below the configured roots
 - `executables`: programs in a directory, with a manifest beside each
+- `mcp`: MCP servers over stdio and streamable HTTP, by the official SDK
 - `ports`: which of them the configuration asks for
 - `children`: processes of tools as the daemon sees them
 - `runner`: the process that starts them and ends them, apart from the daemon; standard library only
