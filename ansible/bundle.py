@@ -1,12 +1,15 @@
-"""Assemble what a device needs into one tar named by its content (SPEC 10).
+"""Assemble what a device needs into tars named by their content (SPEC 10).
 
-The tar holds the wheel of loopd made from this tree, every wheel it needs on the target (its own Python and
+A release holds the wheel of loopd made from this tree, every wheel it needs on the target (its own Python and
 architecture, not the controller's), the hash-locked list they were fetched by, and a pip to install them with. The
-target needs no network and no pip of its own.
+target needs no network and no pip of its own. An MCP server from a package index is bundled likewise. Programs with
+their manifests are one folder.
 
-    python bundle.py --python 3.11.2 --arch aarch64 --glibc 2.36 --build DIR
+    python bundle.py release --python 3.11.2 --arch aarch64 --glibc 2.36
+    python bundle.py server --name time --package mcp-server-time --python 3.11.2 --arch aarch64 --glibc 2.36
+    python bundle.py programs --folder DIR
 
-Progress goes to standard output; its last line is a JSON object: `version`, `release`, `tar`, `sha256`.
+Progress goes to standard output; its last line is a JSON object: `name`, `tar`, `sha256`.
 """
 
 import argparse
@@ -19,7 +22,8 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,77 +40,161 @@ class BundleError(Exception):
 def main() -> int:
     """Parse, assemble, print the facts of the bundle."""
     parser = argparse.ArgumentParser(description="Assemble a bundle for a device.")
-    parser.add_argument("--python", required=True, help="the target's own version, e.g. 3.11.2")
-    parser.add_argument("--arch", required=True, choices=("x86_64", "aarch64"))
-    parser.add_argument("--glibc", required=True, help="the target's glibc, e.g. 2.36")
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="cache, default: build/")
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    wheels = argparse.ArgumentParser(add_help=False)
+    wheels.add_argument("--python", required=True, help="the target's own version, e.g. 3.11.2")
+    wheels.add_argument("--arch", required=True, choices=("x86_64", "aarch64"))
+    wheels.add_argument("--glibc", required=True, help="the target's glibc, e.g. 2.36")
+    kinds.add_parser("release", parents=[wheels], help="loopd itself")
+    mcp = kinds.add_parser("server", parents=[wheels], help="an MCP server from the package index")
+    mcp.add_argument("--name", required=True)
+    mcp.add_argument("--package", required=True, action="append", help="what is installed, e.g. mcp-server-time==1.2")
+    kinds.add_parser("programs", help="a folder of programs").add_argument("--folder", type=Path, required=True)
     given = parser.parse_args()
     try:
-        print(json.dumps(assemble(given.python, given.arch, given.glibc, given.build)))
+        match given.kind:
+            case "release":
+                facts = release(Target(given.python, given.arch, given.glibc), given.build)
+            case "server":
+                target = Target(given.python, given.arch, given.glibc)
+                facts = server(given.name, given.package, target, given.build)
+            case _:
+                facts = programs(given.folder, given.build)
+        print(json.dumps(facts))
     except BundleError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def assemble(python: str, arch: str, glibc: str, build: Path) -> dict[str, str]:
-    """Return the facts of the bundle for such a target, making it below `build` where it is not there yet.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a bundle is made for.
 
-    Args:
+    Attributes:
         python: full version; markers are decided for it (3.11.2 needs what 3.11.7 does not).
         arch: x86_64 or aarch64.
         glibc: decides which manylinux wheels run there.
+    """
+
+    python: str
+    arch: str
+    glibc: str
+
+    def __str__(self) -> str:
+        return f"{self.arch}-py{self.python}-glibc{self.glibc}"
+
+
+def release(target: Target, build: Path) -> dict[str, str]:
+    """Return the facts of loopd's bundle for a target, making it below `build` where it is not there yet.
+
+    Args:
+        target: what it is made for.
         build: cache of lists and wheels, keyed by what decides them.
 
     Raises:
         BundleError: a dependency has no wheel for such a target, or the index cannot be reached.
     """
-    inputs = f"{_dependencies()}\0{python}\0{arch}\0{glibc}"
-    cache = build / "bundles" / f"{arch}-py{python}-glibc{glibc}-{hashlib.sha256(inputs.encode()).hexdigest()[:12]}"
-    wheels = cache / "wheels"
-    wheels.mkdir(parents=True, exist_ok=True)
-    lock = _lock(cache / "lock.txt", python, arch, glibc)
-    if missing := _missing(wheels, lock):
-        _fetch(wheels, missing, python, arch, glibc)
+    cache = _cache(build, str(target), _dependencies())
     wheel = _own_wheel(cache)
-    version = wheel.name.split("-")[1]
-    _say("packing")
-    files = {f"wheels/{path.name}": path for path in _wheels(wheels, lock)}
-    files |= {"lock.txt": lock, "pip.whl": _installer(cache / "pip"), f"own/{wheel.name}": wheel}
+    how = ("--extra=model", "--constraints=requirements.txt", "pyproject.toml")
+    return _assemble(f"loopd-{wheel.name.split('-')[1]}", how, target, cache, own=(wheel,))
+
+
+def server(name: str, packages: Sequence[str], target: Target, build: Path) -> dict[str, str]:
+    """Return the facts of the bundle of an MCP server; as `release`.
+
+    Args:
+        name: what it is called.
+        packages: what is installed into its environment, as pip takes them.
+        target: what it is made for.
+        build: as above.
+
+    Raises:
+        BundleError: as above.
+    """
+    cache = _cache(build, f"mcp-{name}-{target}", "\n".join(packages))
+    (cache / "packages.txt").write_text("".join(f"{package}\n" for package in packages))
+    return _assemble(f"mcp-{name}", (str(cache / "packages.txt"),), target, cache)
+
+
+def programs(folder: Path, build: Path) -> dict[str, str]:
+    """Return the facts of a bundle of a folder: all of it but what is hidden; what is executable stays so.
+
+    Raises:
+        BundleError: there is no such folder, or a part of it is neither a file nor a folder.
+    """
+    folder = folder.expanduser()
+    if not folder.is_dir():
+        raise BundleError(f"{folder}: there is no such folder on the controller")
+    files = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        if any(part.startswith(".") for part in name.parts) or (path.is_dir() and not path.is_symlink()):
+            continue
+        if not path.is_file():
+            raise BundleError(f"{path}: neither a file nor a folder")
+        files[str(name)] = path
+    return _packed("programs", files, _cache(build, "programs", str(folder.resolve())))
+
+
+def _assemble(
+    name: str, how: Sequence[str], target: Target, cache: Path, *, own: Sequence[Path] = ()
+) -> dict[str, str]:
+    """Bring the wheels together and pack them; `how` tells uv what is wanted."""
+    wheels = cache / "wheels"
+    wheels.mkdir(exist_ok=True)
+    lock = _lock(cache / "lock.txt", how, target)
+    if missing := _missing(wheels, lock):
+        _fetch(wheels, missing, target)
+    files = {f"wheels/{path.name}": path for path in (*_wheels(wheels, lock), *own)}
+    return _packed(name, files | {"lock.txt": lock, "pip.whl": _installer(cache / "pip")}, cache)
+
+
+def _packed(name: str, files: dict[str, Path], cache: Path) -> dict[str, str]:
+    """Pack files into a tar of the cache; the last three of them stay."""
     part = cache / "bundle.tar.part"
     digest = _pack(part, files)
-    tar = cache / f"loopd-{version}-{digest[:12]}.tar"
+    tar = cache / f"{name}-{digest[:12]}.tar"
     part.replace(tar)
     _say(f"{tar.name}: {tar.stat().st_size / 1e6:.1f} MB, {len(files)} files")
-    for old in sorted(cache.glob("loopd-*.tar"), key=lambda path: path.stat().st_mtime)[:-3]:
+    for old in sorted(cache.glob("*.tar"), key=lambda path: path.stat().st_mtime)[:-3]:
         old.unlink()
-    return {"version": version, "release": f"{version}-{digest[:12]}", "tar": str(tar), "sha256": digest}
+    return {"name": tar.stem, "tar": str(tar), "sha256": digest}
 
 
-def _lock(path: Path, python: str, arch: str, glibc: str) -> Path:
+def _cache(build: Path, name: str, inputs: str) -> Path:
+    """Return the folder for a bundle that is decided by its name and `inputs`."""
+    decided = hashlib.sha256(f"{inputs}\0{name}".encode()).hexdigest()
+    folder = build / "bundles" / f"{name}-{decided[:12]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _lock(path: Path, how: Sequence[str], target: Target) -> Path:
     """Return the list of exact versions with hashes, decided once for the cache's inputs."""
     if path.exists():
         return path
     _say("deciding versions")
     part = path.with_suffix(".part")
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-config", "--no-header", "--no-annotate"]
-    command += ["--extra=model", f"--python-version={python}", "--only-binary=:all:", "--generate-hashes"]
-    command += [f"--python-platform={arch}-manylinux_{glibc.replace('.', '_')}", "--constraints=requirements.txt"]
-    command += [f"--output-file={part}"]
-    _run([*command, "pyproject.toml"])
+    command += [f"--python-version={target.python}", "--only-binary=:all:", "--generate-hashes"]
+    command += [f"--python-platform={target.arch}-manylinux_{target.glibc.replace('.', '_')}", f"--output-file={part}"]
+    _run([*command, *how])
     part.rename(path)
     return path
 
 
-def _fetch(wheels: Path, missing: list[str], python: str, arch: str, glibc: str) -> None:
+def _fetch(wheels: Path, missing: Sequence[str], target: Target) -> None:
     """Fetch what is missing, for the target and never for this machine."""
-    _say(f"fetching {len(missing)} wheels for {arch}, Python {python}, glibc {glibc}")
+    _say(f"fetching {len(missing)} wheels for {target}")
     wanted = wheels.with_name("missing.txt")
     wanted.write_text("\n".join(missing) + "\n")
-    platforms = [f"--platform=manylinux_2_{minor}_{arch}" for minor in _glibc_minors(glibc)]
-    target = [*platforms, f"--platform=manylinux2014_{arch}", f"--python-version={python}", "--implementation=cp"]
-    exactly = ("--no-deps", "--require-hashes", "--only-binary=:all:")
-    _pip("download", *exactly, *target, "-d", str(wheels), "-r", str(wanted))
+    platforms = [f"--platform=manylinux_2_{minor}_{target.arch}" for minor in _glibc_minors(target.glibc)]
+    platforms += [f"--platform=manylinux2014_{target.arch}", f"--python-version={target.python}"]
+    exactly = ("--no-deps", "--require-hashes", "--only-binary=:all:", "--implementation=cp")
+    _pip("download", *exactly, *platforms, "-d", str(wheels), "-r", str(wanted))
 
 
 def _missing(wheels: Path, lock: Path) -> list[str]:
@@ -172,7 +260,8 @@ def _pack(tar: Path, files: dict[str, Path]) -> str:
     with tarfile.open(tar, "w", format=tarfile.USTAR_FORMAT) as archive:
         for name in sorted(files):
             facts = tarfile.TarInfo(name)
-            facts.size, facts.mode = files[name].stat().st_size, 0o644
+            there = files[name].stat()
+            facts.size, facts.mode = there.st_size, 0o755 if there.st_mode & 0o100 else 0o644
             with files[name].open("rb") as content:
                 archive.addfile(facts, content)
     with tar.open("rb") as content:

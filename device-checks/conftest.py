@@ -129,7 +129,7 @@ def _stage(item: pytest.Item) -> str:
 
 
 def _journal(device: Device) -> str:
-    units = "-u loopd.service -u loopd-model.service -u loopd-check.service -u loopd-check-model.service"
+    units = "-u loopd.service -u loopd-model.service -u loopd-tools.service -u 'loopd-check*.service'"
     try:
         return device.out(f"journalctl --no-pager -q -n {_JOURNAL_LINES} {units}")
     except Exception as error:  # noqa: BLE001 - the failure itself must still be shown

@@ -9,15 +9,18 @@ from checks.report import Report
 
 pytestmark = pytest.mark.stage("installed")
 
-UNITS = ("loopd.service", "loopd-model.service")
+UNITS = ("loopd.service", "loopd-model.service", "loopd-tools.service")
 # path, mode, owner, group
 FILES = [
     ("/etc/loopd", "755", "root", "root"),
     ("/etc/loopd/loopd.toml", "644", "root", "root"),
     ("/etc/systemd/system/loopd.service", "644", "root", "root"),
     ("/etc/systemd/system/loopd-model.service", "644", "root", "root"),
+    ("/etc/systemd/system/loopd-tools.service", "644", "root", "root"),
+    ("/etc/systemd/system/loopd-tools.socket", "644", "root", "root"),
     ("/opt/loopd", "755", "root", "root"),
     ("/var/lib/loopd", "700", "loopd", "loopd-daemon"),
+    ("/var/lib/loopd-tools", "700", "loopd-tools", "loopd-tools"),
 ]
 
 
@@ -47,6 +50,16 @@ def test_daemons_group_is_its_own(device: Device) -> None:
     user = device.host.user("loopd")
     assert (user.group, user.shell, user.home) == ("loopd-daemon", "/usr/sbin/nologin", "/var/lib/loopd")
     assert device.host.group("loopd-daemon").members == []
+
+
+def test_tools_have_a_user_of_their_own(device: Device) -> None:
+    """The user loopd-tools cannot log in, is in no group but its own, and nobody else is in that.
+
+    Seen failing: `usermod -aG loopd loopd-tools`.
+    """
+    user = device.host.user("loopd-tools")
+    assert (user.groups, user.shell) == (["loopd-tools"], "/usr/sbin/nologin")
+    assert device.host.group("loopd-tools").members == []
 
 
 def test_release_is_whole(device: Device, report: Report) -> None:
@@ -83,24 +96,28 @@ def test_configuration_is_taken_by_loopd(device: Device) -> None:
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_unit_is_enabled_and_known(device: Device, unit: str) -> None:
-    """The unit starts at boot, is what its file says, and restarts after a crash but not after exit status 2.
+    """The unit starts at boot and is what its file says; after a crash it restarts, but not after exit status 2.
+
+    The runner of tools is started by the next request for it.
 
     Seen failing: `systemctl disable loopd.service`; a unit file changed without a reload.
     """
-    shown = dict(
-        line.split("=", 1)
-        for line in device.out(
-            "systemctl show %s -p UnitFileState -p NeedDaemonReload -p Restart -p RestartPreventExitStatus"
-            " -p StartLimitIntervalUSec -p User -p Group -p MemoryMax -p TasksMax -p Type -p LoadState",
-            unit,
-        ).splitlines()
+    shown = _shown(
+        device,
+        "systemctl show %s -p UnitFileState -p NeedDaemonReload -p Restart -p RestartPreventExitStatus"
+        " -p StartLimitIntervalUSec -p User -p Group -p MemoryMax -p TasksMax -p Type -p LoadState -p TriggeredBy",
+        unit,
     )
     assert shown["LoadState"] == "loaded"
     assert shown["UnitFileState"] == "enabled"
     assert shown["NeedDaemonReload"] == "no"
-    assert (shown["Restart"], shown["RestartPreventExitStatus"]) == ("on-failure", "2")
     assert shown["StartLimitIntervalUSec"] == "0"
-    assert (shown["User"], shown["Group"], shown["Type"]) == ("loopd", "loopd-daemon", "notify")
+    if unit == "loopd-tools.service":
+        assert (shown["User"], shown["Group"], shown["Type"]) == ("loopd-tools", "loopd-tools", "exec")
+        assert (shown["Restart"], shown["TriggeredBy"]) == ("no", "loopd-tools.socket")
+    else:
+        assert (shown["User"], shown["Group"], shown["Type"]) == ("loopd", "loopd-daemon", "notify")
+        assert (shown["Restart"], shown["RestartPreventExitStatus"]) == ("on-failure", "2")
     assert "infinity" not in (shown["MemoryMax"], shown["TasksMax"])
 
 
@@ -116,15 +133,22 @@ def test_exposure_is_small(device: Device, unit: str) -> None:
     assert float(exposure[1]) <= 2.0
 
 
-def test_loopd_stops_before_the_model_server(device: Device) -> None:
-    """A planned stop ends loopd first, and gives it the time it needs; a hang is noticed by the watchdog.
+def test_loopd_stops_before_its_tools_and_the_model_server(device: Device) -> None:
+    """A planned stop ends loopd first, then its tools and the model server, and gives it the time it needs.
+
+    A hang is noticed by the watchdog, and what ends loopd ends its tools.
 
     Seen failing: a drop-in with WatchdogSec=0.
     """
-    shown = device.out("systemctl show loopd.service -p After -p TimeoutStopUSec -p WatchdogUSec")
-    assert "loopd-model.service" in shown
-    assert "TimeoutStopUSec=infinity" not in shown
-    assert "WatchdogUSec=0" not in shown
+    shown = _shown(device, "systemctl show loopd.service -p After -p BoundBy -p TimeoutStopUSec -p WatchdogUSec")
+    assert {"loopd-model.service", "loopd-tools.service"} <= set(shown["After"].split())
+    assert shown["BoundBy"] == "loopd-tools.service"
+    assert shown["TimeoutStopUSec"] != "infinity"
+    assert shown["WatchdogUSec"] != "0"
+
+
+def _shown(device: Device, command: str, *arguments: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in device.out(command, *arguments).splitlines())
 
 
 _HASHES = """

@@ -9,8 +9,8 @@ the one before, so the model's prompt cache is never lost. The map, lowest layer
     home        where things are on disk, the lock, who may write
     config      one TOML file, four tables
     audit       what was done, chained by hashes
-    tools/      the port, the registry, find_tool and call_tool, the built-in tools, executables; the runner of their
-                processes, a program of its own
+    tools/      the port, the registry, find_tool and call_tool, the built-in tools, executables, MCP servers; the
+                runner of their processes, a program of its own
     model/      the client of the model server; its slots and their saved states; the account of a request; the
                 embedded server, the scripted one, the check of a model
     session/    baseline, replay, the store with its epochs, verify, repair, fork, backup

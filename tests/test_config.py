@@ -51,6 +51,19 @@ def test_a_value_of_each_type_is_taken(tmp_path: Path) -> None:
     assert (config.channel.socket, config.tools.builtin) == ("/run/loopd/channel.sock", ("clock",))
 
 
+def test_semantic_ranking_without_its_extra_is_refused_with_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "loopd.toml", '[tools]\nranking = "semantic"\n')
+    monkeypatch.setattr("loopd.config.find_spec", lambda name: None)
+    assert fault_in(path) == (
+        "[tools] ranking: found 'semantic', allowed: words, and semantic once its extra is there: "
+        "pip install 'loopd[semantic]'"
+    )
+    monkeypatch.setattr("loopd.config.find_spec", lambda name: object())
+    assert load_config(path).tools.ranking == "semantic"
+
+
 @pytest.mark.parametrize(("table", "key"), KEYS)
 def test_every_key_refuses_what_is_not_of_its_type_in_one_line(table: str, key: str, tmp_path: Path) -> None:
     refused = 0

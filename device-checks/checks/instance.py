@@ -1,8 +1,10 @@
 """An instance of loopd on the device, as a person uses it: the installed one, or a second one of the checks' own."""
 
 import json
+import re
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from checks.device import Device
@@ -10,15 +12,26 @@ from checks.device import Device
 PATIENCE_S = 600.0
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A tool for a second instance: a Python program, and what its manifest says beside name and description."""
+
+    source: str
+    manifest: str = 'effect = "read"\nschema = {}'
+
+
 class Instance:
     """The installed loopd. What it says stays in sessions named `check-…`, which `forget` deletes."""
 
     unit = "loopd.service"
     model_unit = "loopd-model.service"
+    tools_unit = "loopd-tools.service"
     home = "/var/lib/loopd"
     config_file = "/etc/loopd/loopd.toml"
     socket = "/run/loopd/channel.sock"
     model_socket = "/run/loopd-model/model.sock"
+    tools_socket = "/run/loopd-tools/runner.sock"
+    tools_home = "/var/lib/loopd-tools"
     program = "/opt/loopd/current"
 
     def __init__(self, device: Device) -> None:
@@ -50,6 +63,16 @@ class Instance:
         said = self.bxctl("chat --session %s --message %s --key %s --json", session, text, key)
         return [json.loads(line) for line in said.splitlines()]
 
+    def begin(self, session: str, text: str, key: str) -> None:
+        """Say one thing without waiting for its end; `say` with the same key gives every frame of it later."""
+        said = f"{self._environment()} bxctl chat --session %s --message %s --key %s"
+        self.device.out(f"{said} </dev/null >/dev/null 2>&1 &", session, text, key)
+
+    def results(self, session: str) -> list[dict[str, Any]]:
+        """Return the session's tool results."""
+        records = self.json("show %s", session)["records"]
+        return [record for record in records if record["type"] == "tool_result"]
+
     def usage(self, session: str) -> list[dict[str, Any]]:
         """Return the rows of the session's token table."""
         rows: list[dict[str, Any]] = self.json("usage %s", session)["requests"]
@@ -72,12 +95,13 @@ class Instance:
 
     def wait(self, timeout_s: float = 180) -> None:
         """Return once the daemon answers and its model server is up."""
-        ready = f'{self._environment()} bxctl status --json | grep -q \'"state": "up"\''
-        self.device.wait(ready, timeout_s=timeout_s, why=f"an answer of {self.unit} with its model up")
+        is_up = "import json, sys; sys.exit(json.load(sys.stdin)['model']['state'] != 'up')"
+        ready = f"{self._environment()} bxctl status --json | python3 -c %s"
+        self.device.wait(ready, is_up, timeout_s=timeout_s, why=f"an answer of {self.unit} with its model up")
 
-    def main_pid(self) -> str:
-        """Return the daemon's process id."""
-        return self.device.out("systemctl show -p MainPID --value %s", self.unit)
+    def main_pid(self, unit: str = "") -> str:
+        """Return the process id of the daemon, or of another of its units."""
+        return self.device.out("systemctl show -p MainPID --value %s", unit or self.unit)
 
     def forget(self) -> None:
         """Delete the sessions that were made here."""
@@ -96,34 +120,56 @@ class Second(Instance):
     """A second loopd with its own home, sockets and units, of the installed units' making; `remove` ends it.
 
     Its units live in /run and its program is a link, so that it may be upgraded, starved and broken while the
-    installed one goes on. With a script the model server is a scripted one.
+    installed one goes on. With a script the model server is a scripted one; the only executables are those it is given.
     """
 
     unit = "loopd-check.service"
     model_unit = "loopd-check-model.service"
+    tools_unit = "loopd-check-tools.service"
+    tools_socket_unit = "loopd-check-tools.socket"
     home = "/var/lib/loopd-check"
     config_file = "/run/loopd-checks/loopd.toml"
     socket = "/run/loopd-check/channel.sock"
     model_socket = "/run/loopd-check-model/model.sock"
-    program = "/run/loopd-checks/current"
-    copy = "/opt/loopd-check-release"
+    tools_socket = "/run/loopd-check-tools/runner.sock"
+    tools_home = "/var/lib/loopd-check-tools"
+    root = "/opt/loopd-check"
+    program = f"{root}/current"
+    copy = f"{root}/release"
+    programs = f"{root}/tools"
 
-    def install(self, *, script: Mapping[str, Any] | None = None, home_bytes: int | None = None) -> None:
+    def install(
+        self,
+        *,
+        script: Mapping[str, Any] | None = None,
+        home_bytes: int | None = None,
+        programs: Mapping[str, Program] | None = None,
+    ) -> None:
         """Make it anew and start it.
 
         Args:
             script: what a scripted model server plays; None for the installed model.
             home_bytes: put the home on a file system in memory of that size.
+            programs: tools of the port `executables`, by name.
         """
         self.remove()
         out = self.device.out
-        out(f"mkdir -p /run/loopd-checks {self.home} && ln -sfn $(readlink -f /opt/loopd/current) {self.program}")
+        out(f"mkdir -p /run/loopd-checks {self.programs} {self.home}")
+        out(f"ln -sfn $(readlink -f /opt/loopd/current) {self.program}")
         if home_bytes:
             out(f"mount -t tmpfs -o size={home_bytes} loopd-check {self.home}")
         out(f"mkdir -p {self.home}/slots && chmod 700 {self.home} && chown -R loopd:loopd-daemon {self.home}")
+        for name, program in (programs or {}).items():
+            self._write(f"{self.programs}/{name}.toml", f'description = "{name}, for a check"\n{program.manifest}\n')
+            self._write(f"{self.programs}/{name}", f"#!/usr/bin/python3\n{program.source}")
+            out("chmod 755 %s", f"{self.programs}/{name}")
         self.configure()
-        self._write_unit("/etc/systemd/system/loopd.service", self.unit)
-        self._write_unit("/etc/systemd/system/loopd-model.service", self.model_unit)
+        for unit in (self.unit, self.model_unit, self.tools_unit, self.tools_socket_unit):
+            self._write_unit(f"/etc/systemd/system/{unit.replace('-check', '')}", unit)
+        out(
+            f"mkdir -p /run/systemd/system/{self.unit}.wants && "
+            f"ln -sf ../{self.tools_unit} /run/systemd/system/{self.unit}.wants/"
+        )
         if script is not None:
             self._write("/run/loopd-checks/script.json", json.dumps(script))
             dropin = f"/run/systemd/system/{self.model_unit}.d"
@@ -140,7 +186,8 @@ class Second(Instance):
             self.config_file,
             f'[model]\nurl = "unix:{self.model_socket}"\n{gguf}\ncontext_tokens = 4096\ntemperature = 0.0\n'
             f"[loop]\nmax_completion_tokens = {max_completion_tokens}\nmin_free_bytes = 0\n{extra}\n"
-            f'[channel]\nsocket = "{self.socket}"\ngroup = "loopd"\n',
+            f'[channel]\nsocket = "{self.socket}"\ngroup = "loopd"\n'
+            f'[tools]\nrunner = "unix:{self.tools_socket}"\nexecutables = "{self.programs}"\n',
         )
 
     def upgrade(self) -> None:
@@ -156,11 +203,11 @@ class Second(Instance):
 
     def remove(self) -> None:
         """Stop it and remove every trace; nothing happens where there is none."""
+        units = f"{self.unit} {self.tools_socket_unit} {self.tools_unit} {self.model_unit}"
         self.device.run(
-            f"systemctl stop {self.unit} {self.model_unit}; umount {self.home}; rm -rf {self.home} {self.copy} "
-            f"/run/loopd-checks /run/systemd/system/{self.unit} /run/systemd/system/{self.model_unit}"
-            f" /run/systemd/system/{self.model_unit}.d; systemctl daemon-reload;"
-            f" systemctl reset-failed {self.unit} {self.model_unit}",
+            f"systemctl stop {units}; umount {self.home}; rm -rf {self.home} {self.tools_home} {self.root} "
+            "/run/loopd-checks /run/loopd-check-tools /run/systemd/system/loopd-check*; systemctl daemon-reload; "
+            f"systemctl reset-failed {units}",
             timeout_s=180,
         )
         self._sessions.clear()
@@ -174,16 +221,19 @@ class Second(Instance):
             ("/opt/loopd/model-server/", f"{self.program}/"),
             ("RuntimeDirectory=loopd-model", "RuntimeDirectory=loopd-check-model"),
             ("RuntimeDirectory=loopd\n", "RuntimeDirectory=loopd-check\n"),
+            ("StateDirectory=loopd-tools", "StateDirectory=loopd-check-tools"),
             ("/run/loopd-model/", "/run/loopd-check-model/"),
+            ("/run/loopd-tools", "/run/loopd-check-tools"),
             ("/run/loopd/", "/run/loopd-check/"),
         ):
             text = text.replace(old, new)
-        for kind in ("After", "Wants"):
-            text = "\n".join(
-                line.replace("loopd-model.service", self.model_unit) if line.startswith(f"{kind}=") else line
-                for line in text.splitlines()
-            )
+        text = re.sub(r"^(After|Before|BindsTo|PartOf|Requires|Wants)=.*", _of_the_checks, text, flags=re.MULTILINE)
         self._write(f"/run/systemd/system/{unit}", text + "\n")
 
     def _write(self, path: str, text: str) -> None:
         self.device.out("printf %%s %s >%s && chmod 644 %s", text, path, path)
+
+
+def _of_the_checks(line: re.Match[str]) -> str:
+    """Return a unit's line with the units of the checks in place of the installed ones."""
+    return re.sub(r"\bloopd(?=(-\w+)?\.)", "loopd-check", line[0])

@@ -1,10 +1,16 @@
 """`loopd tools`: the runner of tool processes as a service of its own, and the check of executables (SPEC 6, 9)."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from loopd.cli.context import Context
+
+if TYPE_CHECKING:
+    import socket
 
 
 @click.group()
@@ -14,7 +20,11 @@ def tools() -> None:
 
 @tools.command()
 @click.option(
-    "--socket", metavar="PATH", required=True, type=click.Path(path_type=Path), help="Unix socket to listen on."
+    "--socket",
+    "path",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Unix socket to listen on; without it, the one that systemd hands over.",
 )
 @click.option(
     "--allow-uid",
@@ -23,7 +33,7 @@ def tools() -> None:
     multiple=True,
     help="A user whose loopd is served, instead of the own; may be given again.",
 )
-def serve(socket: Path, allowed: tuple[str, ...]) -> None:
+def serve(path: Path | None, allowed: tuple[str, ...]) -> None:
     """Run the processes of tools until SIGTERM: [tools] runner = "unix:PATH" makes loopd use it.
 
     They get nothing of loopd's and may do what this command may: its user, its sandbox. The working directory is
@@ -33,25 +43,42 @@ def serve(socket: Path, allowed: tuple[str, ...]) -> None:
 
     from systemd_watchdog.systemd_watchdog import WatchDog
 
-    from loopd.channel.socketfile import bind, unlink
-    from loopd.errors import LoopdError
     from loopd.tools import runner
 
     uids = {_uid(name) for name in allowed} or {os.geteuid()}
-    path = socket.absolute()
+    with _listening(path.absolute(), to_others=uids != {os.geteuid()}) if path else _handed_over() as listener:
+        runner.serve(listener, uids, on_ready=WatchDog().ready)
+
+
+@contextmanager
+def _listening(path: Path, *, to_others: bool) -> Iterator["socket.socket"]:
+    """Listen at the path; its file goes at the end."""
+    from loopd.channel.socketfile import bind, unlink
+    from loopd.errors import LoopdError
+
     try:
         listener = bind(path, group="")
     except LoopdError as error:
         raise type(error)(error.message, hint="give another path: --socket PATH") from error
     with listener:
         inode = path.stat().st_ino
-        if uids != {os.geteuid()}:
+        if to_others:
             path.chmod(0o666)  # whoever connects is asked for the user, and anybody else is refused
         click.echo(f"listening on unix:{path}")
         try:
-            runner.serve(listener, uids, on_ready=WatchDog().ready)
+            yield listener
         finally:
             unlink(path, inode)
+
+
+def _handed_over() -> "socket.socket":
+    """Return the one socket that systemd listens on for this unit (sd_listen_fds(3)); its rights are the unit's."""
+    import os
+    import socket
+
+    if (os.environ.get("LISTEN_PID"), os.environ.get("LISTEN_FDS")) != (str(os.getpid()), "1"):
+        raise click.UsageError("give a socket: --socket PATH (systemd has handed over none)")
+    return socket.socket(fileno=3)
 
 
 def _uid(name: str) -> int:

@@ -2,7 +2,9 @@
 
 - `port`: what a provider of tools is
 - `meta`: the definitions of find_tool and call_tool, constant for ever
-- `catalogue`: all tools of all ports, ranked by words (SQLite FTS5) and looked up by name
+- `catalogue`: all tools of all ports, looked up by name and ranked for a need
+- `ranking`: the index that ranks (SQLite FTS5), with `synonyms`: everyday words and those of tools; `semantic`: the
+  optional extra, by meaning; `indexing`: makes the index in a thread while the last one ranks
 - `schema`: JSON Schema made short, made an example, and used to validate
 - `find`: the answer of find_tool, within a token budget
 - `call`: what a model's call means, however it was written, and how it had to be mended (pure)
@@ -13,6 +15,7 @@
 - `builtin`: clock and device; `services`: what systemd says for it
 - `files`: reading, listing, searching and writing below the configured roots
 - `executables`: programs in a directory, with a manifest beside each
+- `mcp`: MCP servers over stdio and streamable HTTP, by the official SDK
 - `ports`: which of them the configuration asks for
 - `children`: processes of tools as the daemon sees them
 - `runner`: the process that starts them and ends them, apart from the daemon; standard library only

@@ -1,24 +1,23 @@
-"""All tools of all ports at one moment: ranked by words, looked up by name (SPEC 6).
+"""All tools of all ports at one moment: looked up by name, ranked for a need (SPEC 6).
 
-A tool's full name is `port.name`, because names repeat between ports. Ranking is BM25 of SQLite's FTS5 over port,
-name, description and parameter names. In memory; 1,000 tools are indexed in some 50 ms and ranked in about one.
+A tool's full name is `port.name`, because names repeat between ports. Names are those of the moment; the ranking may
+be of a moment ago, while its index is made anew.
 """
 
 import difflib
 import re
-import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from loopd.tools.port import Tool
+from loopd.tools.ranking import Index
 
-_MAX_QUERY_WORDS = 32
+_MAX_NAME_CHARS = 200
+_GONE = 20
+"""So many of the ranked may be gone before a hit is missed."""
+
 _WORD = re.compile(r"[^\W_]+")
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_TABLE = (
-    "CREATE VIRTUAL TABLE tool USING fts5("
-    "port, name, description, parameters, content='', tokenize='porter unicode61 remove_diacritics 2')"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +33,23 @@ class Entry:
         return f"{self.port}.{self.tool.name}"
 
 
+class Ranker(Protocol):
+    """What ranks full names of tools; it may know tools that are gone and miss new ones."""
+
+    def rank(self, query: str, limit: int) -> list[str]:
+        """Return up to `limit` full names for a need in words, the best first."""
+        ...
+
+
 class Catalogue:
     """An immutable snapshot. Of two tools with one name in one port the first counts.
 
     Args:
         listed: each port's name and tools, in the order that decides between equals.
+        ranker: ranks them; by default an index of just these tools, which is made at once.
     """
 
-    def __init__(self, listed: Iterable[tuple[str, Sequence[Tool]]]) -> None:
+    def __init__(self, listed: Iterable[tuple[str, Sequence[Tool]]], ranker: Ranker | None = None) -> None:
         entries: dict[str, Entry] = {}
         for port, tools in listed:
             for tool in tools:
@@ -51,18 +59,10 @@ class Catalogue:
         self._by_name = entries
         self._by_key: dict[str, list[Entry]] = {}
         for entry in self.entries:
-            for key in {fold(entry.name), fold(entry.tool.name)}:
+            short = fold(entry.tool.name)
+            for key in dict.fromkeys((fold(entry.port) + short, short)):
                 self._by_key.setdefault(key, []).append(entry)
-        self._index = sqlite3.connect(":memory:")
-        self._index.execute(_TABLE)
-        self._index.executemany(
-            "INSERT INTO tool(rowid, port, name, description, parameters) VALUES (?, ?, ?, ?, ?)",
-            ((row, *_columns(entry)) for row, entry in enumerate(self.entries)),
-        )
-
-    def close(self) -> None:
-        """Free the index."""
-        self._index.close()
+        self._ranker = ranker or Index([(entry.port, entry.tool) for entry in self.entries])
 
     def get(self, name: str) -> Entry | None:
         """Return the tool of that full or short name; case and punctuation count only where they must.
@@ -77,8 +77,14 @@ class Catalogue:
 
     def nearest(self, name: str, count: int) -> list[str]:
         """Return up to `count` full names that `name` may have meant, the likeliest first."""
-        keys = difflib.get_close_matches(fold(name), self._by_key, n=count)
-        alike = [entry for key in keys for entry in self._by_key[key]]
+        name = name[:_MAX_NAME_CHARS]
+        port, _, short = name.rpartition(".")
+        meant = [entry for entry in self.entries if entry.port == port] or self.entries
+        keys: dict[str, list[Entry]] = {}
+        for entry in meant:
+            keys.setdefault(fold(entry.tool.name), []).append(entry)
+        close = difflib.get_close_matches(fold(short), keys, n=count)
+        alike = [entry for key in close for entry in keys[key]]
         return list(dict.fromkeys(entry.name for entry in [*alike, *self._ranked(name, count)]))[:count]
 
     def find(self, query: str, limit: int) -> list[Entry]:
@@ -88,34 +94,10 @@ class Catalogue:
         return [named, *(entry for entry in ranked if entry is not named)][:limit] if named else ranked
 
     def _ranked(self, query: str, limit: int) -> list[Entry]:
-        asked = list(dict.fromkeys(words(query)))[:_MAX_QUERY_WORDS]
-        if not asked:
-            return []
-        rows = self._index.execute(
-            "SELECT rowid FROM tool WHERE tool MATCH ? ORDER BY bm25(tool), rowid LIMIT ?",
-            (" OR ".join(f'"{word}"' for word in asked), limit),
-        )
-        return [self.entries[row] for (row,) in rows]
-
-
-def words(text: str) -> list[str]:
-    """Return the words of a text or identifier: `getHTTPUrl_2` gives both its parts and the parts of its humps."""
-    found: list[str] = []
-    for word in _WORD.findall(text):
-        parts = _HUMP.split(word)
-        found += [word, *parts] if len(parts) > 1 else [word]
-    return found
+        names = self._ranker.rank(query, limit + _GONE)
+        return [self._by_name[name] for name in names if name in self._by_name][:limit]
 
 
 def fold(name: str) -> str:
     """Return a name without case and punctuation, for comparing what a model wrote with what there is."""
     return "".join(_WORD.findall(name)).casefold()
-
-
-def _columns(entry: Entry) -> tuple[str, str, str, str]:
-    """Return the indexed texts: words only, so that no lone surrogate or NUL of a foreign list reaches SQLite."""
-    properties = entry.tool.schema.get("properties")
-    parameters = properties if isinstance(properties, dict) else {}
-    texts = (entry.port, entry.tool.name, entry.tool.description, " ".join(map(str, parameters)))
-    port, name, description, names = (" ".join(words(text)) for text in texts)
-    return port, name, description, names

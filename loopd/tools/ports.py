@@ -1,6 +1,7 @@
 """Which ports the configuration asks for: the one place that knows every kind (SPEC 6)."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from loopd.config import Config
@@ -10,6 +11,7 @@ from loopd.tools.children import Children
 from loopd.tools.executables import Executables
 from loopd.tools.files.port import Files
 from loopd.tools.files.roots import Roots
+from loopd.tools.mcp.port import McpPort
 from loopd.tools.registry import PortPlan
 
 
@@ -29,3 +31,6 @@ def plans(config: Config, home: Home, children: Children) -> Iterator[PortPlan]:
     if table.executables:
         directory = Path(table.executables)
         yield PortPlan("executables", (directory, max_bytes), lambda: Executables(directory, children, max_bytes))
+    for name, server in table.mcp.items():
+        make = partial(McpPort, name, server, lists=home.tool_lists, children=children, max_bytes=max_bytes)
+        yield PortPlan(name, (server, max_bytes), make)

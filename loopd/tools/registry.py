@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from loopd.clock import now
@@ -12,12 +14,16 @@ from loopd.tools.call import Call, Find, Prepared, prepare
 from loopd.tools.catalogue import Catalogue
 from loopd.tools.counts import Counts
 from loopd.tools.find import answer
+from loopd.tools.indexing import Indexer
 from loopd.tools.meta import DEFINITIONS
 from loopd.tools.policy import decide
 from loopd.tools.port import Outcome, Tool, ToolPort
 from loopd.tools.text import clean
 
 _Listed = tuple[tuple[str, tuple[Tool, ...]], ...]
+
+_LOOK_S = 2.0
+_INDEX_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,7 @@ class Registry:
     Args:
         plans: the ports, with names of their own; their order decides between equal hits.
         table: `[tools]`.
+        vectors: the file that keeps the vectors of semantic ranking; None for none.
 
     Attributes:
         definitions: OpenAI tool definitions, the same in every baseline.
@@ -48,19 +55,20 @@ class Registry:
 
     definitions: tuple[dict[str, Any], ...] = DEFINITIONS
 
-    def __init__(self, plans: Iterable[PortPlan], table: ToolsTable) -> None:
+    def __init__(self, plans: Iterable[PortPlan], table: ToolsTable, *, vectors: Path | None = None) -> None:
         self._ports: dict[str, ToolPort] = {}
         self._settings: dict[str, Any] = {}
         self._changed = asyncio.Event()
-        self._listed: _Listed = ()
-        self._catalogue = Catalogue(())
+        self._listed: _Listed | None = None
+        self._indexer = Indexer(vectors)
+        self._catalogue = Catalogue((), self._indexer)
         self._counts = Counts()
         self.reconfigure(plans, table)
 
     def reconfigure(self, plans: Iterable[PortPlan], table: ToolsTable) -> None:
         """Take another set of ports into use from the next call on; a port with the same settings goes on."""
         before, settings = self._ports, self._settings
-        self._table, self._ports, self._settings = table, {}, {}
+        self._table, self._ports, self._settings, self._listed = table, {}, {}, None
         for plan in plans:
             same = plan.name in before and settings[plan.name] == plan.settings
             self._ports[plan.name] = before[plan.name] if same else plan.make()
@@ -68,7 +76,7 @@ class Registry:
         self._changed.set()
 
     async def keep(self) -> None:
-        """Keep every port up until cancelled, which ends all that they started."""
+        """Keep every port up, and the index of what they list, until cancelled, which ends all that they started."""
         kept: dict[ToolPort, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
@@ -78,11 +86,11 @@ class Registry:
                 for port in self._ports.values():
                     if port not in kept:
                         kept[port] = group.create_task(port.keep())
-                await self._changed.wait()
+                await self._look_until_changed()
 
     def close(self) -> None:
-        """Free the index; the ports end with `keep`."""
-        self._catalogue.close()
+        """End what makes the index; the ports end with `keep`."""
+        self._indexer.close()
 
     def prepare(self, name: str, arguments_text: str) -> Call:
         """Return what a call of the model means now; see `loopd.tools.call`."""
@@ -102,7 +110,7 @@ class Registry:
         if isinstance(call, Prepared):
             outcome = await self._run_tool(call, timeout_s)
         elif isinstance(call, Find):
-            outcome = answer(call.query, self._current(), self._table, self._down())
+            outcome = await self._found(call.query, timeout_s)
         else:
             outcome = call
         text = clean(outcome.content, max_bytes)
@@ -169,13 +177,28 @@ class Registry:
                 return Outcome(ok=False, content=f"{call.name} was stopped: not done after {timeout_s:g} s.")
             return Outcome(ok=False, content=f"{call.name} failed: {type(error).__name__}: {error}")
 
+    async def _found(self, query: str, timeout_s: float) -> Outcome:
+        """Return the answer of find_tool. It waits a moment for an index of what is new, then the last one answers."""
+        self._current()
+        await self._indexer.ready(first_s=timeout_s, next_s=min(_INDEX_WAIT_S, timeout_s))
+        return await asyncio.to_thread(answer, query, self._current(), self._table, self._down())
+
     def _current(self) -> Catalogue:
-        """Return the catalogue of what the ports list now; built anew only when that has changed."""
+        """Return the catalogue of what the ports list now; where that has changed, its index is made meanwhile."""
         listed = tuple((port.name, port.tools()) for port in self._ports.values())
         if listed != self._listed:
-            self._catalogue.close()
-            self._catalogue, self._listed = Catalogue(listed), listed
+            self._listed, self._catalogue = listed, Catalogue(listed, self._indexer)
+            tools = [(entry.port, entry.tool) for entry in self._catalogue.entries]
+            self._indexer.want(tools, self._table.ranking)
         return self._catalogue
+
+    async def _look_until_changed(self) -> None:
+        """Look every now and then at what the ports list, so that its index is there before it is asked for."""
+        while not self._changed.is_set():
+            self._current()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._changed.wait()
 
     def _down(self) -> set[str]:
         return {port.name for port in self._ports.values() if port.state == "down"}

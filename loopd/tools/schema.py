@@ -28,13 +28,13 @@ def properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def shortened(schema: Mapping[str, Any], max_bytes: int) -> str:
-    """Return the schema in at most `max_bytes`: whole, else without its notes, else only its required names.
+    """Return the schema in at most `max_bytes`: whole, else without its notes, else as an outline, else required names.
 
     Returns:
         JSON text, or "" where not even the required names fit.
     """
-    for form in (schema, _without_notes(schema), {"required": _required(schema)}):
-        text = compact(form)
+    for form in (dict, _without_notes, _outline, _names):
+        text = compact(form(schema))
         if len(text.encode("utf-8", "surrogatepass")) <= max_bytes:
             return text
     return ""
@@ -77,6 +77,19 @@ def fault(schema: dict[str, Any], arguments: dict[str, Any]) -> str:
 def _required(schema: Mapping[str, Any]) -> list[str]:
     names = schema.get("required")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _outline(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema's arguments with their types, whatever is inside them left out."""
+    kept = {
+        name: {"type": part["type"]} if isinstance(part, dict) and "type" in part else {}
+        for name, part in properties(schema).items()
+    }
+    return {"properties": kept, **_names(schema)}
+
+
+def _names(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"required": _required(schema)}
 
 
 def _without_notes(schema: Any) -> Any:  # noqa: ANN401 - any JSON value

@@ -5,9 +5,10 @@ import statistics
 from functools import partial
 
 from loopd.config import ToolsTable
-from loopd.tools.catalogue import Catalogue, Entry, words
+from loopd.tools.catalogue import Catalogue, Entry
 from loopd.tools.find import answer
 from loopd.tools.port import Tool
+from loopd.tools.ranking import words
 from tests.bench.harness import Row, at_most, seconds
 
 VERBS = ("list", "get", "create", "update", "delete", "search", "send", "move", "share", "export")
@@ -23,7 +24,6 @@ def run() -> list[Row]:
     answers_ms = [1000 * seconds(partial(answer, query, catalogue, table, ())) for query in queries[::5]]
     bags = [(entry, set(words(f"{entry.name} {entry.tool.description}"))) for entry in catalogue.entries]
     counts_ms = [1000 * seconds(partial(_counted, query, bags)) for query in queries[::5]]
-    catalogue.close()
     return [
         at_most(
             f"find_tool on {len(bags):,} tools, {name}",

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 
 from rich.console import Console
 from rich.table import Table
@@ -43,6 +43,13 @@ def seconds(work: Callable[[], object]) -> float:
     began = perf_counter()
     work()
     return perf_counter() - began
+
+
+def core_seconds(work: Callable[[], object]) -> float:
+    """How long one call keeps a core busy in this thread; what else the machine does changes it little."""
+    began = thread_time()
+    work()
+    return thread_time() - began
 
 
 def alternating(first: Callable[[], object], second: Callable[[], object], rounds: int) -> tuple[float, float]:

@@ -19,6 +19,13 @@ from tests.integration.appliance import LOOPD
 from tests.tools.processes import PATIENCE_S, STUBBORN, family, is_gone, kept, output, python
 from tests.tools.test_executables import put, shell
 
+# As systemd does it: the socket as descriptor 3, and the variables of sd_listen_fds(3).
+HAND_OVER = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.execve(sys.argv[2], sys.argv[2:], os.environ | {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"})
+"""
+
 
 @contextmanager
 def service(path: Path, *flags: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
@@ -132,6 +139,37 @@ def test_a_socket_that_cannot_be_had_is_one_error_with_a_hint(tmp_path: Path) ->
     path.unlink()
     with service(path):
         assert "error: another process listens on" in loopd(tmp_path, "tools", "serve", "--socket", str(path)).stderr
+
+
+@contextmanager
+def handed_over(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the runner on a socket that is already listened on, until the block ends."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        command = [sys.executable, "-c", HAND_OVER, str(listener.fileno()), *LOOPD, "tools", "serve"]
+        with subprocess.Popen(command, cwd=path.parent, pass_fds=[listener.fileno()]) as process:
+            yield process
+            process.terminate()
+
+
+async def test_the_socket_that_systemd_hands_over_is_served(tmp_path: Path) -> None:
+    path = tmp_path / "r.sock"
+    with handed_over(path) as process:
+        async with (
+            kept(tmp_path, runner=f"unix:{path}") as children,
+            await children.start(python("import os; print(os.listdir('/proc/self/fd'))")) as child,
+        ):
+            _, stdout, _ = await output(child)
+    assert stdout == b"['0', '1', '2', '3']\n"  # the last one lists them
+    assert process.returncode == 0
+    assert path.exists()
+
+
+def test_a_service_without_a_socket_says_what_is_missing(tmp_path: Path) -> None:
+    done = loopd(tmp_path, "tools", "serve")
+    assert done.returncode == 2
+    assert "error: give a socket: --socket PATH" in done.stderr
 
 
 def test_a_user_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-from collections.abc import Iterator
-
 import pytest
 
-from loopd.tools.catalogue import Catalogue, words
+from loopd.tools.catalogue import Catalogue
+from loopd.tools.ranking import words
 from tests.tools.fake import tool
 
 PORTS = [
@@ -25,10 +24,8 @@ PORTS = [
 
 
 @pytest.fixture
-def catalogue() -> Iterator[Catalogue]:
-    made = Catalogue(PORTS)
-    yield made
-    made.close()
+def catalogue() -> Catalogue:
+    return Catalogue(PORTS)
 
 
 def names(catalogue: Catalogue, query: str, limit: int = 3) -> list[str]:
@@ -59,7 +56,6 @@ def test_hits_are_as_many_as_asked_for_at_most(catalogue: Catalogue) -> None:
 def test_equal_hits_keep_the_order_of_the_ports() -> None:
     catalogue = Catalogue([(port, (tool("same", "the same"),)) for port in ("b", "a", "c")])
     assert names(catalogue, "same") == ["b.same", "a.same", "c.same"]
-    catalogue.close()
 
 
 @pytest.mark.parametrize(
@@ -94,7 +90,6 @@ def test_a_name_that_differs_in_case_only_means_what_it_says() -> None:
         "port.Run",
         None,
     ]
-    catalogue.close()
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("list_event", "calendar.list_events"), ("file_read", "files.read_file")])
@@ -105,13 +100,11 @@ def test_an_unknown_name_has_nearest_ones(catalogue: Catalogue, wrong: str, righ
 def test_the_first_of_two_tools_with_one_name_counts() -> None:
     catalogue = Catalogue([("port", (tool("twice", "one"), tool("twice", "two")))])
     assert [entry.tool.description for entry in catalogue.entries] == ["one"]
-    catalogue.close()
 
 
 def test_lone_surrogates_in_a_foreign_list_do_no_harm() -> None:
     catalogue = Catalogue([("port\ud800", (tool("na\ud800me", "de\0scription \udfff"),))])
     assert names(catalogue, "scription") == ["port\ud800.na\ud800me"]
-    catalogue.close()
 
 
 def test_identifiers_are_found_whole_and_by_their_parts() -> None:

@@ -1,23 +1,22 @@
+import asyncio
 import json
+from typing import Any
 
 import pytest
 
 from loopd.config import ToolsTable
 from loopd.tools.catalogue import Catalogue
 from loopd.tools.find import BYTES_PER_TOKEN, answer
-from loopd.tools.port import Tool
-from tests.tools.fake import tool
+from loopd.tools.port import Outcome, Tool
+from loopd.tools.registry import Registry
+from tests.tools.fake import FakePort, planned, tool
 
 MANY = [("port", tuple(tool(f"read_{n}", f"Read thing {n}. Then more.", path={"type": "string"}) for n in range(20)))]
 
 
 def answered(query: str, listed: object = MANY, *, table: ToolsTable | None = None, down: tuple[str, ...] = ()) -> str:
     catalogue = Catalogue(listed)  # type: ignore[arg-type] # each test lists what it needs
-    try:
-        outcome = answer(query, catalogue, table or ToolsTable(), down)
-    finally:
-        catalogue.close()
-    return outcome.content
+    return answer(query, catalogue, table or ToolsTable(), down).content
 
 
 def test_few_hits_each_with_an_example_the_first_with_their_arguments() -> None:
@@ -69,3 +68,33 @@ def test_a_long_description_ends_at_a_word() -> None:
     line = answered("long", [("p", (Tool("t", "long words " * 100, {}),))]).splitlines()[1]
     assert line.endswith(("long...", "words..."))
     assert len(line) < 200
+
+
+def test_of_a_schema_of_45_kb_an_outline_is_shown() -> None:
+    options: dict[str, Any] = {
+        f"option_{n}": {"type": "object", "properties": {"deep": {"enum": ["x" * 2000]}}} for n in range(25)
+    }
+    large = Tool("large", "Do it.", {"type": "object", "properties": options, "required": ["option_0"]})
+    assert len(json.dumps(large.schema)) > 45_000
+    line = answered("do it", [("p", (large,))]).splitlines()[3]
+    shown = json.loads(line.removeprefix("  arguments: "))
+    assert shown == {"properties": {name: {"type": "object"} for name in options}, "required": ["option_0"]}
+
+
+def test_up_to_eight_hits_are_shown_by_default() -> None:
+    assert answered("read thing").count("\n- ") == 8
+
+
+def test_a_foreign_list_of_lone_surrogates_is_answered_in_clean_text() -> None:
+    port = FakePort("port", tool("na\ud800me", "Do \0 it \udfff."), tool("na\ud800me", "Do it twice."))
+    registry = Registry(planned(port), ToolsTable())
+
+    async def found() -> Outcome:
+        call = registry.prepare("find_tool", json.dumps({"query": "do \ud800 it"}))
+        return await registry.run(call, timeout_s=60, max_bytes=4096)
+
+    content = asyncio.run(found()).content
+    registry.close()
+    assert content.encode("utf-8")
+    assert "\0" not in content
+    assert content.startswith("Best of 1 tools")

@@ -17,7 +17,6 @@ def test_calls_are_counted_by_model_and_by_how_they_were_mended_or_why_refused()
     ):
         mends.add("small", prepare(name, arguments, catalogue))
     mends.add("other", prepare("nothing", "{}", catalogue))
-    catalogue.close()
     assert mends.describe() == {
         "other": {"calls": 1, "mended": 0, "mended_how": {}, "refused": 1, "refused_why": {"unknown_tool": 1}},
         "small": {

@@ -1,11 +1,15 @@
 import asyncio
 import json
+import threading
 from typing import Any
+
+import pytest
 
 from loopd.config import PolicyTable, Rules, ToolsTable
 from loopd.errors import ToolError
 from loopd.tools.meta import DEFINITIONS
 from loopd.tools.port import Outcome, Tool
+from loopd.tools.ranking import Index
 from loopd.tools.registry import Registry
 from tests.tools.fake import Behaviour, FakePort, planned, tool
 
@@ -33,6 +37,59 @@ async def test_find_tool_answers_from_what_the_ports_list_at_that_moment() -> No
     port.listed += (tool("later", "Do it later."),)
     assert "port.later" in (await result(tools, "find_tool", {"query": "do it later"})).content
     assert tools.definitions is DEFINITIONS
+
+
+async def test_a_tool_is_called_by_its_name_as_soon_as_it_is_listed_and_no_longer() -> None:
+    tools, port = registry()
+    port.listed = (tool("later", "Do it later."),)
+    assert await result(tools, "later") == Outcome(ok=True, content="later {}")
+    assert "There is no one tool named 'act'" in (await result(tools, "act")).content
+
+
+async def test_the_last_index_answers_while_the_next_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    tools, port = registry()
+    assert "port.act" in (await result(tools, "find_tool", {"query": "act"})).content
+    let = threading.Event()
+
+    def held(listed: Any) -> Index:
+        assert let.wait(60)
+        return Index(listed)
+
+    monkeypatch.setattr("loopd.tools.indexing.Index", held)
+    monkeypatch.setattr("loopd.tools.registry._INDEX_WAIT_S", 0.01)
+    port.listed += (tool("later", "Act later."),)
+    found = (await result(tools, "find_tool", {"query": "act"})).content
+    assert "port.act" in found
+    assert "port.later" not in found
+    let.set()
+    monkeypatch.setattr("loopd.tools.registry._INDEX_WAIT_S", 60.0)
+    assert "port.later" in (await result(tools, "find_tool", {"query": "act"})).content
+    tools.close()
+
+
+async def test_a_large_index_does_not_hold_up_the_event_loop() -> None:
+    many = tuple(tool(f"act_{n}", "Act on it. " * 20) for n in range(2000))
+    tools = Registry(planned(FakePort("port", *many)), ToolsTable())
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        found = group.create_task(result(tools, "find_tool", {"query": "act"}))
+        turns = 0
+        while not found.done():
+            await asyncio.sleep(0)
+            turns += 1
+    assert turns > 10
+    assert "Best of 2000 tools" in found.result().content
+    tools.close()
+
+
+async def test_the_index_is_made_as_soon_as_ports_are_kept() -> None:
+    tools, port = registry()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        keeping = group.create_task(tools.keep())
+        await port.kept.wait()
+        await tools._indexer.ready(first_s=60, next_s=60)
+        assert tools._indexer.rank("act", 1) == ["port.act"]
+        keeping.cancel()
+    tools.close()
 
 
 async def test_a_call_that_cannot_be_prepared_is_its_result() -> None:

@@ -57,6 +57,8 @@ def test_a_schema_is_shown_whole_then_without_notes_then_by_its_required_names()
         "required": ["title"],
     }
     assert json.loads(shortened(schema, 120)) == bare
+    outline = {"properties": {"title": {"type": "string"}, "n": {}}, "required": ["title"]}
+    assert json.loads(shortened(schema, 80)) == outline
     assert json.loads(shortened(schema, 25)) == {"required": ["title"]}
     assert shortened(schema, 5) == ""
 

@@ -1,4 +1,4 @@
-"""Assemble the bundle for a target on the controller, showing what is fetched while it is fetched."""
+"""Assemble a bundle on the controller, showing what is fetched while it is fetched."""
 
 import json
 import subprocess
@@ -16,10 +16,13 @@ _display = Display()
 
 
 class ActionModule(ActionBase):
-    """`loopd_bundle: {python, arch, glibc}` returns `version`, `release`, `tar` and `sha256`; it changes nothing."""
+    """`loopd_bundle: {kind, …}` returns `name`, `tar` and `sha256`; it changes nothing.
+
+    `kind` is a word of bundle.py, the others are its options; a list is an option given several times.
+    """
 
     _supports_check_mode = True
-    _VALID_ARGS = frozenset(("python", "arch", "glibc"))
+    _VALID_ARGS = frozenset(("kind", "python", "arch", "glibc", "name", "package", "folder"))
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Run bundle.py with the task's arguments.
@@ -28,7 +31,10 @@ class ActionModule(ActionBase):
             AnsibleActionFail: it failed; with its own line.
         """
         result: dict[str, Any] = super().run(tmp, task_vars)
-        given = [f"--{name}={value}" for name, value in self._task.args.items()]
+        options = dict(self._task.args)
+        given = [options.pop("kind")]
+        for name, value in options.items():
+            given += [f"--{name}={part}" for part in (value if isinstance(value, list) else [value])]
         last = ""
         with subprocess.Popen(
             [sys.executable, str(_SCRIPT), *given],
