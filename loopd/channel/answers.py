@@ -77,7 +77,7 @@ class Answers:
             case Why():
                 return {"session": frame.session, "requests": explain(await self._rows(frame.session))}
             case Tools():
-                return self._engine.tools(frame.query, frame.session)
+                return await self._engine.tools(frame.query, frame.session)
             case Fork() | Delete():
                 return await self._change(frame, peer)
             case _:

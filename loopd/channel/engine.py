@@ -83,7 +83,7 @@ class Engine(Protocol):
         """Remove what is kept of a session that is deleted, outside its directory."""
         ...
 
-    def tools(self, query: str, session_id: str) -> list[dict[str, Any]]:
+    async def tools(self, query: str, session_id: str) -> list[dict[str, Any]]:
         """Return the ports: `{"port", "state", "reason", "tools": [{"name", "description", "effect", "calls", …}]}`.
 
         Args:

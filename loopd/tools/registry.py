@@ -24,6 +24,7 @@ _Listed = tuple[tuple[str, tuple[Tool, ...]], ...]
 
 _LOOK_S = 2.0
 _INDEX_WAIT_S = 1.0
+_FIRST_INDEX_WAIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,30 +117,33 @@ class Registry:
         text = clean(outcome.content, max_bytes)
         return replace(outcome, content=text.text, cut=outcome.cut + text.cut, lossy=outcome.lossy or text.lossy)
 
-    def describe(self, query: str = "", session_id: str = "") -> list[dict[str, Any]]:
+    def describe(self, session_id: str = "") -> list[dict[str, Any]]:
         """Return ports and tools for `bxctl tools`.
 
         Args:
-            query: only the tools that find_tool finds for it, each with its place as `rank`, 1 being the best.
             session_id: whose calls the policy decides about; "" for those of a session that no rule names.
         """
-        ranks: dict[str, int] = {}
-        if query:
-            hits = self._current().find(query, self._table.find_hits)
-            ranks = {entry.name: rank for rank, entry in enumerate(hits, 1)}
         return [
             {
                 "port": port.name,
                 "state": port.state,
                 "reason": port.reason,
-                "tools": [
-                    self._described(name, tool, session_id) | ({"rank": ranks[name]} if query else {})
-                    for tool in port.tools()
-                    if (name := f"{port.name}.{tool.name}") in ranks or not query
-                ],
+                "tools": [self._described(f"{port.name}.{tool.name}", tool, session_id) for tool in port.tools()],
             }
             for port in self._ports.values()
         ]
+
+    async def describe_found(self, query: str, session_id: str = "") -> list[dict[str, Any]]:
+        """Return the same with only the tools that find_tool finds, each with its place as `rank`, 1 being the best."""
+        self._current()
+        await self._indexer.ready(first_s=_FIRST_INDEX_WAIT_S, next_s=_INDEX_WAIT_S)
+        hits = await asyncio.to_thread(self._current().find, query, self._table.find_hits)
+        ranks = {entry.name: rank for rank, entry in enumerate(hits, 1)}
+        ports = self.describe(session_id)
+        for port in ports:
+            named = ((ranks.get(f"{port['port']}.{tool['name']}"), tool) for tool in port["tools"])
+            port["tools"] = [tool | {"rank": rank} for rank, tool in named if rank]
+        return ports
 
     def _described(self, name: str, tool: Tool, session_id: str) -> dict[str, Any]:
         verdict = decide(self._table.policy, session_id, name, tool.effect)

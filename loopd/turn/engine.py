@@ -127,9 +127,10 @@ class Engine:
         """Remove the saved states of a session that is deleted."""
         await self.parts.keeper.forget(session_id)
 
-    def tools(self, query: str, session_id: str) -> list[dict[str, Any]]:
+    async def tools(self, query: str, session_id: str) -> list[dict[str, Any]]:
         """Return the ports with their states and tools, all or those that find_tool finds."""
-        return self.parts.registry.describe(query, session_id)
+        registry = self.parts.registry
+        return await registry.describe_found(query, session_id) if query else registry.describe(session_id)
 
     def _writable(self) -> None:
         if self.parts.audit_log is None:

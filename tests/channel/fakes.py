@@ -219,7 +219,7 @@ class FakeEngine:
     async def status(self) -> dict[str, Any]:
         return {"model": {"alias": "fake", "state": "ready"}}
 
-    def tools(self, query: str, session_id: str) -> list[dict[str, Any]]:
+    async def tools(self, query: str, session_id: str) -> list[dict[str, Any]]:
         clock = {"name": "clock", "description": "Tell the time.", "effect": "read", "calls": 0, "failed": 0}
         clock |= {"decision": "allow", "rule": '[tools.policy] read = "allow"'}
         clock |= {"last_failure": None, "failed_at": None} | ({"rank": 1} if query else {})

@@ -180,7 +180,7 @@ async def test_opening_twice_on_one_connection_sends_the_history_again(daemon: D
 async def test_an_internal_error_is_answered_and_the_connection_lives_on(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
+    async def fail(*_: str) -> None:
         raise ValueError("a fault of ours")
 
     monkeypatch.setattr(daemon.engine, "tools", fail)

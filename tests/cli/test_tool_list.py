@@ -43,7 +43,7 @@ def listed(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str
     """What the daemon lists; a test may change it. Asked for words it ranks all tools backwards."""
     ports = [dict(one) for one in PORTS]
 
-    def tools(query: str, session_id: str) -> list[dict[str, Any]]:
+    async def tools(query: str, session_id: str) -> list[dict[str, Any]]:
         if session_id:
             return [port("of", tool(session_id, decision="deny"))]
         if not query:

@@ -215,10 +215,10 @@ def test_the_description_lists_ports_with_their_state_and_tools() -> None:
     ]
 
 
-def test_asked_for_words_the_description_holds_what_find_tool_finds_ranked() -> None:
+async def test_asked_for_words_the_description_holds_what_find_tool_finds_ranked() -> None:
     port = FakePort("port", tool("act", "Act now."), tool("paint", "Paint a wall."), tool("wall", "A wall of paint."))
     tools = Registry(planned(port, FakePort("other", tool("sing", "Sing."))), ToolsTable())
-    found = tools.describe("paint walls")
+    found = await tools.describe_found("paint walls")
     assert {listed["name"]: listed["rank"] for listed in found[0]["tools"]} == {"paint": 1, "wall": 2}
     assert found[1]["tools"] == []
     assert all("rank" not in listed for listed in tools.describe()[0]["tools"])
@@ -230,7 +230,7 @@ def test_the_description_holds_what_the_policy_decides_in_general_and_for_a_sess
     tools = Registry(planned(port), ToolsTable(policy=policy))
 
     def decided(session_id: str) -> list[str]:
-        return [listed["decision"] for listed in tools.describe(session_id=session_id)[0]["tools"]]
+        return [listed["decision"] for listed in tools.describe(session_id)[0]["tools"]]
 
     assert decided("") == ["deny", "allow"]
     assert decided("work-1") == ["deny", "ask"]

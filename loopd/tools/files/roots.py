@@ -79,10 +79,9 @@ class Roots:
         found: dict[str, Root] = {}
         for path, writable in [(path, True) for path in table.write] + [(path, False) for path in table.read]:
             real = real_path(path)
-            named = real if ".." in path.split("/") else "/" + "/".join(parts_of(path))
-            found.setdefault(
-                real, Root(named, real, writable, overlap(real, apart_from(config, home, writable=writable)))
-            )
+            plain = real if ".." in path.split("/") else "/" + "/".join(parts_of(path))
+            refused = overlap(real, apart_from(config, home, writable=writable))
+            found.setdefault(real, Root(plain, real, writable, refused))
         return cls(tuple(sorted(found.values(), key=lambda root: (-len(parts_of(root.real)), root.path))))
 
     def __iter__(self) -> Iterator[Root]:
@@ -191,12 +190,15 @@ def apart_from(config: Config, home: Home, *, writable: bool) -> list[Path]:
     That is what belongs to loopd, the secrets that the configuration names, what is no file at all, and, for a root
     that may be written, the programs that loopd runs as tools.
     """
-    named = [config.model.api_key_file, config.tools.executables if writable else ""]
-    for server in config.tools.mcp.values():
-        named += [*server.env_files.values(), *server.header_files.values()]
+    servers = config.tools.mcp.values()
+    files = [config.model.api_key_file]
+    for server in servers:
+        files += [*server.env_files.values(), *server.header_files.values()]
+    if writable:
+        files += [config.tools.executables, *(program for server in servers for program in server.command[:1])]
     devices = (DEVICE_HOME, DEVICE_CONFIG.parent, DEVICE_CHANNEL.parent, DEVICE_MODEL.parent)
     own = (home.path, *devices, config.channel_socket(home.path))
-    return [*own, *map(Path, filter(None, named)), *_NO_FILES]
+    return [*own, *(Path(file) for file in files if file.startswith("/")), *_NO_FILES]
 
 
 def overlap(path: str, places: Iterable[Path]) -> str:

@@ -30,7 +30,9 @@ def check(place: Path, **files: list[str]) -> None:
         "tools": {
             "files": table,
             "executables": f"{place}/programs/bin",
-            "mcp": {"x": {"command": ["x"], "env_files": {"TOKEN": f"{place}/keys/token"}}},
+            "mcp": {
+                "x": {"command": [f"{place}/servers/x", f"{place}/docs"], "env_files": {"TOKEN": f"{place}/keys/token"}}
+            },
         },
     }
     config_path = place / "etc/loopd.toml"
@@ -78,10 +80,10 @@ def test_a_root_that_holds_or_lies_in_what_is_loopds_own_is_refused(
 
 
 def test_the_programs_that_are_tools_may_be_read_and_not_written(place: Path) -> None:
-    check(place, read=["{place}/programs"])
-    for path in ("{place}/programs", "{place}/programs/bin"):
-        with pytest.raises(ConfigError, match="programs/bin"):
-            check(place, write=[path])
+    check(place, read=["{place}/programs", "{place}/servers"])
+    for path, why in (("programs", "programs/bin"), ("programs/bin", "programs/bin"), ("servers", "servers/x")):
+        with pytest.raises(ConfigError, match=why):
+            check(place, write=[f"{place}/{path}"])
 
 
 def test_a_root_that_is_only_read_may_not_lie_in_one_that_is_written(place: Path) -> None:
