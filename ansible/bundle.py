@@ -149,7 +149,7 @@ def _assemble(
     if missing := _missing(wheels, lock):
         _fetch(wheels, missing, target)
     files = {f"wheels/{path.name}": path for path in (*_wheels(wheels, lock), *own)}
-    return _packed(name, files | {"lock.txt": lock, "pip.whl": _installer(cache / "pip")}, cache)
+    return _packed(name, files | {"lock.txt": lock, "pip.whl": _installer(cache.parent / "pip")}, cache)
 
 
 def _packed(name: str, files: dict[str, Path], cache: Path) -> dict[str, str]:
