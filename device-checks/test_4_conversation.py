@@ -142,7 +142,7 @@ def test_dropped_client_comes_back_to_its_turn(second: Second, device: Device) -
     second.configure(max_completion_tokens=200)
     second.restart()
     before = counters(second)
-    command = f"{second._environment()} timeout -s KILL 1.5 bxctl chat --session %s --message %s --key %s --json"
+    command = f"{second.environment} timeout -s KILL 1.5 bxctl chat --session %s --message %s --key %s --json"
     device.run(command, session, "Tell me a long story about the sea.", key)
     end = second.say(session, "Tell me a long story about the sea.", key)[-1]
     assert end["type"] == "turn_end"

@@ -25,10 +25,6 @@ def _call(name: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - any 
     return {"tool_calls": [{"name": "call_tool", "arguments": json.dumps(call)}]}
 
 
-def _unit_of(device: Device, pid: str) -> str:
-    return device.out("ps -o unit= -p %s", pid)
-
-
 @pytest.fixture(scope="module")
 def found(device: Device) -> Iterator[dict[str, Any]]:
     """What the probe says of where it runs, called by a scripted model."""
@@ -60,7 +56,8 @@ def test_tool_runs_in_the_unit_of_tools(found: dict[str, Any]) -> None:
     """
     assert found["user"] == "loopd-tools"
     assert len(found["groups"]) == 1
-    assert all(line.endswith("/loopd-check-tools.service") for line in found["cgroup"] if not line.endswith(":/"))
+    units = {line.rpartition("/")[2] for line in found["cgroup"]}
+    assert units - {""} == {"loopd-check-tools.service"}
     assert found["directory"] == found["environment"]["HOME"] == found["environment"]["TMPDIR"] == Second.tools_home
     assert set(found["environment"]) <= {"PATH", "HOME", "TMPDIR", "LANG", "LC_CTYPE"}
     assert found["descriptors"] == [0, 1, 2]
@@ -107,6 +104,27 @@ def test_tool_makes_no_executable_memory(found: dict[str, Any]) -> None:
     Seen failing: a unit with MemoryDenyWriteExecute=no.
     """
     assert found["executable memory"] == "PermissionError"
+
+
+def test_mcp_server_runs_in_the_unit_of_tools(second: Second, device: Device) -> None:
+    """An MCP server over stdio runs in the unit of tools, and its tools can be called.
+
+    Seen failing: a configuration without `runner`.
+    """
+    server = Program((_PROGRAMS / "mcp_server.py").read_text(), manifest="")
+    call = {"tool_calls": [{"name": "call_tool", "arguments": '{"name": "check.where", "arguments": {}}'}]}
+    second.install(
+        script={"steps": [call, {"text": "Done."}]},
+        programs={"server": server},
+        tools=f'[tools.mcp.check]\ncommand = ["{second.programs}/server"]',
+    )
+    device.wait(f"{second.environment} bxctl tools --port check --json | grep '\"up\"'", why="the server's tools")
+    session = second.session()
+    assert second.say(session, "Where?", f"{session}-1")[-1]["reason"] == "completed"
+    (result,) = second.results(session)
+    assert result["ok"], result["content"]
+    assert result["content"].startswith("loopd-tools ")
+    assert "/loopd-check-tools.service" in result["content"]
 
 
 def test_status_says_where_tools_run(installed: Instance) -> None:
@@ -198,3 +216,19 @@ def test_crash_of_the_runner_fails_one_call(second: Second, device: Device, ling
     assert "runner" in first["content"]
     assert last["ok"], last["content"]
     assert device.out(_LEFT) == ""
+
+
+def test_runner_that_cannot_start_holds_nothing_up(second: Second) -> None:
+    """While the runner of tools cannot be started, loopd starts and serves, and a call says what is wrong.
+
+    Seen failing: a unit of tools with Restart=on-failure.
+    """
+    second.install(script={"steps": [_call("probe"), {"text": "So be it."}]}, programs={"probe": _PROBE})
+    second.drop_in(second.tools_unit, "ExecStartPre=/bin/false")
+    second.restart()
+    assert second.json("status")["tool_processes"]["state"] == "down"
+    session = second.session()
+    assert second.say(session, "Look around.", f"{session}-1")[-1]["reason"] == "completed"
+    (result,) = second.results(session)
+    assert not result["ok"]
+    assert "runner" in result["content"]

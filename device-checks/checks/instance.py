@@ -14,7 +14,7 @@ PATIENCE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A tool for a second instance: a Python program, and what its manifest says beside name and description."""
+    """A Python program for a second instance, and what its manifest says beside the description; "" for none."""
 
     source: str
     manifest: str = 'effect = "read"\nschema = {}'
@@ -45,13 +45,13 @@ class Instance:
 
     def bxctl(self, command: str, *arguments: str, ok: bool = True, timeout_s: float = PATIENCE_S) -> str:
         """Run bxctl as root and return what it printed; with `ok` it must succeed, else it must fail: its stderr."""
-        done = self.device.run(f"{self._environment()} bxctl {command}", *arguments, timeout_s=timeout_s)
+        done = self.device.run(f"{self.environment} bxctl {command}", *arguments, timeout_s=timeout_s)
         assert (done.rc == 0) == ok, f"bxctl {command} {arguments}: {done.rc}: {done.stderr[-800:]}"
         return str(done.stdout if ok else done.stderr)
 
     def loopd(self, command: str, *arguments: str, timeout_s: float = 120) -> tuple[int, str, str]:
         """Run loopd as root on the instance's home; return exit status, output and errors."""
-        done = self.device.run(f"{self._environment()} loopd {command}", *arguments, timeout_s=timeout_s)
+        done = self.device.run(f"{self.environment} loopd {command}", *arguments, timeout_s=timeout_s)
         return done.rc, str(done.stdout), str(done.stderr)
 
     def json(self, command: str, *arguments: str) -> Any:  # noqa: ANN401 - any JSON value
@@ -65,7 +65,7 @@ class Instance:
 
     def begin(self, session: str, text: str, key: str) -> None:
         """Say one thing without waiting for its end; `say` with the same key gives every frame of it later."""
-        said = f"{self._environment()} bxctl chat --session %s --message %s --key %s"
+        said = f"{self.environment} bxctl chat --session %s --message %s --key %s"
         self.device.out(f"{said} </dev/null >/dev/null 2>&1 &", session, text, key)
 
     def results(self, session: str) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ class Instance:
     def wait(self, timeout_s: float = 180) -> None:
         """Return once the daemon answers and its model server is up."""
         is_up = "import json, sys; sys.exit(json.load(sys.stdin)['model']['state'] != 'up')"
-        ready = f"{self._environment()} bxctl status --json | python3 -c %s"
+        ready = f"{self.environment} bxctl status --json | python3 -c %s"
         self.device.wait(ready, is_up, timeout_s=timeout_s, why=f"an answer of {self.unit} with its model up")
 
     def main_pid(self, unit: str = "") -> str:
@@ -106,10 +106,12 @@ class Instance:
     def forget(self) -> None:
         """Delete the sessions that were made here."""
         for session in self._sessions:
-            self.device.run(f"{self._environment()} bxctl delete --yes %s", session)
+            self.device.run(f"{self.environment} bxctl delete --yes %s", session)
         self._sessions.clear()
 
-    def _environment(self) -> str:
+    @property
+    def environment(self) -> str:
+        """The variables by which the commands find this instance, for a shell."""
         return (
             f"LOOPD_HOME={self.home} LOOPD_CONFIG={self.config_file} LOOPD_SOCKET={self.socket} "
             f"PATH={self.program}/bin:$PATH"
@@ -137,6 +139,7 @@ class Second(Instance):
     program = f"{root}/current"
     copy = f"{root}/release"
     programs = f"{root}/tools"
+    _tools = ""
 
     def install(
         self,
@@ -144,6 +147,7 @@ class Second(Instance):
         script: Mapping[str, Any] | None = None,
         home_bytes: int | None = None,
         programs: Mapping[str, Program] | None = None,
+        tools: str = "",
     ) -> None:
         """Make it anew and start it.
 
@@ -151,8 +155,10 @@ class Second(Instance):
             script: what a scripted model server plays; None for the installed model.
             home_bytes: put the home on a file system in memory of that size.
             programs: tools of the port `executables`, by name.
+            tools: lines for `[tools]` in its configuration, from now on.
         """
         self.remove()
+        self._tools = tools
         out = self.device.out
         out(f"mkdir -p /run/loopd-checks {self.programs} {self.home}")
         out(f"ln -sfn $(readlink -f /opt/loopd/current) {self.program}")
@@ -160,7 +166,9 @@ class Second(Instance):
             out(f"mount -t tmpfs -o size={home_bytes} loopd-check {self.home}")
         out(f"mkdir -p {self.home}/slots && chmod 700 {self.home} && chown -R loopd:loopd-daemon {self.home}")
         for name, program in (programs or {}).items():
-            self._write(f"{self.programs}/{name}.toml", f'description = "{name}, for a check"\n{program.manifest}\n')
+            if program.manifest:
+                manifest = f'description = "{name}, for a check"\n{program.manifest}\n'
+                self._write(f"{self.programs}/{name}.toml", manifest)
             self._write(f"{self.programs}/{name}", f"#!/usr/bin/python3\n{program.source}")
             out("chmod 755 %s", f"{self.programs}/{name}")
         self.configure()
@@ -172,10 +180,8 @@ class Second(Instance):
         )
         if script is not None:
             self._write("/run/loopd-checks/script.json", json.dumps(script))
-            dropin = f"/run/systemd/system/{self.model_unit}.d"
             start = f"{self.program}/bin/loopd model serve --script /run/loopd-checks/script.json"
-            out("mkdir -p %s", dropin)
-            self._write(f"{dropin}/script.conf", f"[Service]\nExecStart=\nExecStart={start}\n")
+            self.drop_in(self.model_unit, f"ExecStart=\nExecStart={start}")
         out(f"systemctl daemon-reload && systemctl start {self.model_unit} {self.unit}", timeout_s=180)
         self.wait()
 
@@ -187,8 +193,15 @@ class Second(Instance):
             f'[model]\nurl = "unix:{self.model_socket}"\n{gguf}\ncontext_tokens = 4096\ntemperature = 0.0\n'
             f"[loop]\nmax_completion_tokens = {max_completion_tokens}\nmin_free_bytes = 0\n{extra}\n"
             f'[channel]\nsocket = "{self.socket}"\ngroup = "loopd"\n'
-            f'[tools]\nrunner = "unix:{self.tools_socket}"\nexecutables = "{self.programs}"\n',
+            f'[tools]\nrunner = "unix:{self.tools_socket}"\nexecutables = "{self.programs}"\n{self._tools}\n',
         )
+
+    def drop_in(self, unit: str, lines: str) -> None:
+        """Change `[Service]` of one of its units; it counts from the unit's next start on."""
+        folder = f"/run/systemd/system/{unit}.d"
+        self.device.out("mkdir -p %s", folder)
+        self._write(f"{folder}/check.conf", f"[Service]\n{lines}\n")
+        self.device.out("systemctl daemon-reload")
 
     def upgrade(self) -> None:
         """Switch its program to a copy of the release under another path, as an upgrade switches the link."""
