@@ -5,7 +5,7 @@
 - `catalogue`: all tools of all ports, looked up by name and ranked for a need
 - `ranking`: the index that ranks (SQLite FTS5), with `synonyms`: everyday words and those of tools; `semantic`: the
   optional extra, by meaning; `indexing`: makes the index in a thread while the last one ranks
-- `schema`: JSON Schema made short, made an example, and used to validate
+- `schema`: JSON Schema made short, made an example; `validation`: arguments held against it, bounded in time
 - `find`: the answer of find_tool, within a token budget
 - `call`: what a model's call means, however it was written, and how it had to be mended (pure)
 - `mends`: how many calls of each model had to be mended or were refused (pure)

@@ -24,7 +24,8 @@ from loopd.config import Effect
 from loopd.tools.catalogue import Catalogue, Entry, fold
 from loopd.tools.meta import CALL, FIND
 from loopd.tools.port import Outcome, Tool
-from loopd.tools.schema import compact, fault, properties, shortened
+from loopd.tools.schema import compact, properties, shortened
+from loopd.tools.validation import fault
 
 _MAX_SCHEMA_BYTES = 1500
 _MAX_SHOWN_CHARS = 80

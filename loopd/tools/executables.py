@@ -27,8 +27,8 @@ from loopd.errors import ToolError
 from loopd.proto.canonical import canonical
 from loopd.tools.children import Child, Children
 from loopd.tools.port import Outcome, PortState, Tool
-from loopd.tools.schema import fault
 from loopd.tools.text import Capture
+from loopd.tools.validation import fault
 
 log = logging.getLogger("loopd.tools.executables")
 

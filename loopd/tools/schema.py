@@ -1,4 +1,4 @@
-"""JSON Schema of a tool's arguments: said in few words, made into an example, checked (SPEC 6).
+"""JSON Schema of a tool's arguments: said in few words, made into an example (SPEC 6).
 
 Schemas come from other people's programs: they reach 45 kB, use references, unions and lists of types, or lack
 properties. Nothing here fails on one that is odd.
@@ -13,7 +13,6 @@ from loopd.tools.port import Tool
 _NOTES = frozenset({"title", "description", "examples", "default", "$schema", "$comment", "$id"})
 _MAPS_OF_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _MAX_DEPTH = 6
-_MAX_ERROR_CHARS = 300
 
 
 def compact(value: Any) -> str:  # noqa: ANN401 - any JSON value
@@ -46,32 +45,6 @@ def example(tool: Tool) -> dict[str, Any]:
         return tool.example
     known = properties(tool.schema)
     return {name: _example(known.get(name, {}), name, tool.schema, 0) for name in _required(tool.schema)}
-
-
-def fault(schema: dict[str, Any], arguments: dict[str, Any]) -> str:
-    """Return in one line what is wrong with `arguments`, "" if nothing is.
-
-    A schema that is broken or refers to another document judges nothing: the tool itself must. Nothing is fetched.
-    """
-    # They take a third of the daemon's start, and the first call can wait for them.
-    from jsonschema.exceptions import SchemaError, best_match  # noqa: PLC0415
-    from jsonschema.validators import validator_for  # noqa: PLC0415
-    from referencing import Registry  # noqa: PLC0415
-    from referencing.exceptions import Unresolvable  # noqa: PLC0415
-
-    kind = validator_for(schema)
-    try:
-        kind.check_schema(schema)
-        error = best_match(kind(schema, registry=Registry()).iter_errors(arguments))
-    except (SchemaError, Unresolvable, RecursionError):
-        return ""
-    if error is None:
-        return ""
-    message = error.message
-    if len(message) > _MAX_ERROR_CHARS:
-        message = f"{message[:_MAX_ERROR_CHARS]}..."
-    place = error.json_path.removeprefix("$").removeprefix(".")
-    return f"{place}: {message}" if place else message
 
 
 def _required(schema: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ import jsonschema
 import pytest
 
 from loopd.tools.port import Tool
-from loopd.tools.schema import example, fault, shortened
+from loopd.tools.schema import example, shortened
 
 ODD: dict[str, dict[str, Any]] = {
     "no schema at all": {},
@@ -61,40 +61,3 @@ def test_a_schema_is_shown_whole_then_without_notes_then_by_its_required_names()
     assert json.loads(shortened(schema, 80)) == outline
     assert json.loads(shortened(schema, 25)) == {"required": ["title"]}
     assert shortened(schema, 5) == ""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"x": "1"}, ["x: ", "'1' is not of type 'integer'"]),
-        ({}, ["'x' is a required property"]),
-        ({"x": 1, "z": 2}, ["'z' was unexpected"]),
-    ],
-)
-def test_a_fault_names_the_place_and_what_is_wrong(arguments: dict[str, Any], words: list[str]) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"x": {"type": "integer"}},
-        "required": ["x"],
-        "additionalProperties": False,
-    }
-    assert fault(schema, {"x": 1}) == ""
-    assert all(word in fault(schema, arguments) for word in words)
-
-
-def test_a_fault_does_not_repeat_a_large_argument() -> None:
-    assert len(fault({"properties": {"x": {"type": "integer"}}}, {"x": "y" * 100_000})) < 400
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "no such type"},
-        {"properties": {"x": {"$ref": "#/nowhere"}}},
-        {"properties": {"x": {"$ref": "http://127.0.0.1:9/schema.json"}}},
-        {"$ref": "#"},
-        {"properties": []},
-    ],
-)
-def test_a_broken_schema_judges_nothing_and_nothing_is_fetched(schema: dict[str, Any]) -> None:
-    assert fault(schema, {"x": 1}) == ""
