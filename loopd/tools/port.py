@@ -42,6 +42,13 @@ class Outcome:
     approval: str | None = None
 
 
+def doubt(effect: Effect) -> str:
+    """Return what must be said of a call that began and was not seen to end: nothing where it only reads."""
+    if effect == "read":
+        return ""
+    return " Whether it took effect is unknown: look at what is there before you call it again."
+
+
 class ToolPort(Protocol):
     """A provider of tools."""
 

@@ -17,7 +17,7 @@ from loopd.tools.find import answer
 from loopd.tools.indexing import Indexer
 from loopd.tools.meta import DEFINITIONS
 from loopd.tools.policy import decide
-from loopd.tools.port import Outcome, Tool, ToolPort
+from loopd.tools.port import Outcome, Tool, ToolPort, doubt
 from loopd.tools.text import clean
 
 _Listed = tuple[tuple[str, tuple[Tool, ...]], ...]
@@ -178,7 +178,8 @@ class Registry:
             return Outcome(ok=False, content=error.message)
         except Exception as error:  # noqa: BLE001 - a tool's failure is a result, never an exception of the loop
             if deadline.expired():
-                return Outcome(ok=False, content=f"{call.name} was stopped: not done after {timeout_s:g} s.")
+                text = f"{call.name} was stopped: not done after {timeout_s:g} s.{doubt(call.effect)}"
+                return Outcome(ok=False, content=text)
             return Outcome(ok=False, content=f"{call.name} failed: {type(error).__name__}: {error}")
 
     async def _found(self, query: str, timeout_s: float) -> Outcome:

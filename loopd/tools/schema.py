@@ -33,7 +33,10 @@ def shortened(schema: Mapping[str, Any], max_bytes: int) -> str:
         JSON text, or "" where not even the required names fit.
     """
     for form in (dict, _without_notes, _outline, _names):
-        text = compact(form(schema))
+        try:
+            text = compact(form(schema))
+        except RecursionError:
+            continue
         if len(text.encode("utf-8", "surrogatepass")) <= max_bytes:
             return text
     return ""

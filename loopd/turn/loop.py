@@ -31,7 +31,7 @@ from loopd.proto.records import Assistant, Record, ToolCall, ToolResult, TurnEnd
 from loopd.proto.usage import usage_record
 from loopd.session.replay import Request, tool_call
 from loopd.session.store import Session
-from loopd.tools.port import Outcome
+from loopd.tools.port import Outcome, doubt
 from loopd.tools.text import clean
 from loopd.turn.approvals import Approvals
 from loopd.turn.calls import Calls, Job
@@ -346,9 +346,11 @@ class Turn:
 
     def _not_run(self, number: int, ended: Ended) -> str:
         """Return the result of a call that the end of the turn left without one."""
-        begun = number in self._jobs and self._jobs[number].begun
+        job = self._jobs.get(number)
         why = ended.message or f"the turn was {ended.reason}"
-        return f"Not run to its end: {why}." if begun else f"Not run: {why}."
+        if job is None or not job.begun:
+            return f"Not run: {why}."
+        return f"Not run to its end: {why}.{doubt('read' if job.reads else 'write')}"
 
     async def _append(self, *records: Record) -> None:
         """Write one batch; durable, and shown to the clients, on return."""

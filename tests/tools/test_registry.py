@@ -1,6 +1,7 @@
 import asyncio
 import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,6 +124,18 @@ async def test_a_tools_own_error_says_it_in_its_words() -> None:
 
     tools, _ = registry(refusing)
     assert await result(tools) == Outcome(ok=False, content="the door is locked")
+
+
+async def test_of_a_tool_that_writes_and_was_stopped_it_is_not_known_whether_it_took_effect() -> None:
+    async def endless(name: str, arguments: dict[str, Any]) -> Outcome:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    port = FakePort("port", replace(tool("act"), effect="write"), behaviour=endless)
+    tools = Registry(planned(port), ToolsTable())
+    outcome = await tools.run(tools.prepare("port.act", "{}"), timeout_s=0.01, max_bytes=16_384)
+    assert not outcome.ok
+    assert "Whether it took effect is unknown" in outcome.content
 
 
 async def test_a_tool_that_never_ends_is_cancelled_at_its_deadline() -> None:

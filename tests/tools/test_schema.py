@@ -61,3 +61,10 @@ def test_a_schema_is_shown_whole_then_without_notes_then_by_its_required_names()
     assert json.loads(shortened(schema, 80)) == outline
     assert json.loads(shortened(schema, 25)) == {"required": ["title"]}
     assert shortened(schema, 5) == ""
+
+
+def test_a_schema_too_deep_to_be_walked_is_left_out() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"properties": {"a": deep}}
+    assert shortened(deep, 1000) == '{"properties":{"a":{}},"required":[]}'
