@@ -137,7 +137,7 @@ class McpPort:
                 with suppress(TimeoutError):  # a server that says so without end is listed twice a second
                     async with asyncio.timeout(_LISTING_PAUSE_S):
                         await connection.ended.wait()
-        raise ToolError("the connection ended")
+        raise ToolError(connection.why)
 
     async def _listed_again(self, connection: "Connection") -> bool:
         try:
@@ -169,7 +169,7 @@ class McpPort:
         try:
             yield
         finally:
-            self._connection, self.state, self.reason = None, "down", "the connection ended"
+            self._connection, self.state, self.reason = None, "down", connection.why
 
     def _explain(self, reason: str) -> None:
         """Say why the server is down: once in the log for each reason."""

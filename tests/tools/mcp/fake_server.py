@@ -15,6 +15,7 @@ The configuration is read anew at each list, so that a test may change it:
     only            "discover": it knows no `initialize`, as servers of the newer era
     stubborn        ignores SIGTERM and the end of its stdin
     deaf            reads nothing more once it has answered its first list
+    (The tool `hang` has it read nothing more either.)
 """
 
 import json
@@ -87,6 +88,11 @@ def grow(_given: dict[str, Any], _id: int) -> dict[str, Any]:
     return text("grown")
 
 
+def hang(_given: dict[str, Any], _id: int) -> None:
+    while True:
+        time.sleep(1000)
+
+
 def child(_given: dict[str, Any], _id: int) -> dict[str, Any]:
     sleeper = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     return text(str(sleeper.pid))
@@ -100,6 +106,7 @@ BEHAVIOURS: dict[str, Callable[[dict[str, Any], int], dict[str, Any] | None]] = 
     "image": lambda _given, _id: {"content": [{"type": "image", "data": "aGVsbG8=", "mimeType": "image/png"}]},
     "huge": lambda given, _id: text("x" * int(given["text"])),
     "never": lambda _given, _id: None,
+    "hang": hang,
     "die": die,
     "noise": noise,
     "broken": broken,

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from loopd.errors import ToolError
-from tests.tools.mcp.held import held
+from loopd.tools.mcp import connection
+from tests.tools.mcp.held import Held, held
 
 GOOD = {"name": "good", "description": "It is good.", "inputSchema": {"type": "object"}}
 
@@ -244,6 +245,56 @@ async def test_a_call_that_is_cancelled_ends_at_once_and_the_server_is_told(tmp_
             )
         )
         assert told["params"]["requestId"] == asked["id"]
+
+
+async def given_up(it: Held, name: str) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await it.port.run(name, {})
+
+
+@pytest.mark.parametrize("settings", [{}, {"only": "discover"}])
+async def test_a_server_that_hangs_in_a_call_is_ended_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(connection, "_PING_S", 0.3)
+    async with held(tmp_path, settings) as it:
+        await it.up()
+        await given_up(it, "hang")
+        assert it.port.state == "up"
+        with pytest.raises(ToolError, match=r"ended in mid-call \(did not answer a ping after hang"):
+            await it.call("echo", "meanwhile")
+        await it.logged("mcp_down")
+        assert re.search(
+            r"mcp_down server=fake reason='did not answer a ping after hang took longer than [\d.]+ s", it.log()
+        )
+        await it.up()
+        assert await it.call("echo", "again") == "echo again"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"only": "discover"},
+        {"answer": {"ping": '{"jsonrpc": "2.0", "id": $ID, "error": {"code": -32601, "message": "no such method"}}'}},
+        {"answer": {"ping": '{"jsonrpc": "2.0", "id": $ID, "result": 1}'}},
+    ],
+)
+async def test_a_server_that_answers_a_ping_stays_up_whatever_a_call_did(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    async with held(tmp_path, {"heard": str(tmp_path / "heard"), **settings}) as it:
+        await it.up()
+        asked = "server/discover" if settings.get("only") else "ping"
+        before = [message["method"] for message in heard(tmp_path)].count(asked)
+        for _ in range(2):
+            await given_up(it, "never")
+            before += 1
+            while [message["method"] for message in heard(tmp_path)].count(asked) < before:
+                assert await it.call("echo", "next") == "echo next"
+        assert it.port.state == "up"
+        assert "mcp_down" not in it.log()
 
 
 async def test_arguments_that_no_message_can_hold_cost_only_their_call(tmp_path: Path) -> None:

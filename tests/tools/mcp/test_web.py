@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from loopd.errors import ToolError
+from loopd.tools.mcp import connection
 from loopd.tools.mcp import port as port_module
 from tests.tools.mcp.held import PATIENCE_S, held
 
@@ -116,6 +117,23 @@ async def test_calls_that_are_cancelled_end_at_once_whatever_the_server_does(tmp
                 call.cancel()
             done, _ = await asyncio.wait(calls, timeout=2.0)
             assert len(done) == len(calls)
+
+
+async def test_a_server_that_answers_nothing_more_is_connected_to_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_PING_S", 0.3)
+    web = Web(tmp_path)
+    async with held(tmp_path, url=web.url) as it:
+        with web.served():
+            await it.up()
+            it.configure(silent=["ping"])
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await it.port.run("never", {})
+            await it.logged("mcp_down server=fake reason='did not answer a ping after never took longer than ")
+            await it.up()
+            assert await it.call("echo", "again") == "echo again"
 
 
 async def test_a_secret_header_is_sent_and_never_shown(tmp_path: Path) -> None:
