@@ -15,7 +15,9 @@ The configuration is read anew at each list, so that a test may change it:
     only            "discover": it knows no `initialize`, as servers of the newer era
     stubborn        ignores SIGTERM and the end of its stdin
     deaf            reads nothing more once it has answered its first list
-    (The tool `hang` has it read nothing more either.)
+    flood           writes to stdout without a newline and without end, before anything else
+
+The tool `hang` has it read nothing more, `flood` has it write like that.
 """
 
 import json
@@ -88,6 +90,11 @@ def grow(_given: dict[str, Any], _id: int) -> dict[str, Any]:
     return text("grown")
 
 
+def flood(_given: dict[str, Any], _id: int) -> None:
+    while True:
+        sys.stdout.buffer.write(b"x" * 65_536)
+
+
 def hang(_given: dict[str, Any], _id: int) -> None:
     while True:
         time.sleep(1000)
@@ -107,6 +114,7 @@ BEHAVIOURS: dict[str, Callable[[dict[str, Any], int], dict[str, Any] | None]] = 
     "huge": lambda given, _id: text("x" * int(given["text"])),
     "never": lambda _given, _id: None,
     "hang": hang,
+    "flood": flood,
     "die": die,
     "noise": noise,
     "broken": broken,
@@ -160,6 +168,8 @@ def serve() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for line in settings.get("banner", ()):
         send(line)
+    if settings.get("flood"):
+        flood({}, 0)
     for data in sys.stdin.buffer:
         settings = config()
         if "heard" in settings:

@@ -329,6 +329,25 @@ async def test_a_message_that_is_too_long_fails_its_call_and_a_long_one_does_not
         assert await it.call("echo", "still there") == "echo still there"
 
 
+async def test_a_server_that_writes_a_line_without_end_is_ended_and_comes_back(tmp_path: Path) -> None:
+    flooded = "it wrote more than 67108864 bytes without the end of a line; a message may have 8388608"
+    async with held(tmp_path) as it:
+        await it.up()
+        with pytest.raises(ToolError, match=f"ended in mid-call .*{flooded}"):
+            await it.call("flood")
+        await it.logged(f"mcp_down server=fake reason='the connection ended; {flooded}'")
+        await it.up()
+        assert await it.call("echo", "again") == "echo again"
+
+
+async def test_a_server_that_writes_without_end_from_the_start_has_that_reason(tmp_path: Path) -> None:
+    async with held(tmp_path, {"flood": True}) as it:
+        await it.logged("mcp_down")
+        assert "it wrote more than 67108864 bytes without the end of a line" in it.port.reason
+        it.configure()
+        await it.up()
+
+
 async def test_a_server_ends_with_all_that_it_started(tmp_path: Path) -> None:
     async with held(tmp_path, {"stubborn": True}) as it:
         await it.up()
