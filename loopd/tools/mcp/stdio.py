@@ -38,6 +38,7 @@ _EDGE_BYTES = 512
 _GAP = b"\0"
 _TAIL_BYTES = 4096
 _SHOWN_CHARS, _SHOWN_LINES = 300, 3
+_NO_JSON_CHARS = 100
 _LAST_WORDS_S = 1.0
 _FAREWELL_S = 0.5
 # The id as the two SDKs place it: at the very beginning of an answer, or at its very end.
@@ -67,7 +68,7 @@ class StdioServer:
         self.secrets: tuple[str, ...] = ()
         self._exit = self._flooded = ""
         self._tail = bytearray()
-        self._skipped = 0
+        self._skipped, self._no_json, self._spoken = 0, b"", False
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[Streams]:
@@ -88,12 +89,24 @@ class StdioServer:
             await _farewell(child)
 
     def last_words(self) -> str:
-        """Return in one line what cut it off or how it ended by itself, and the end of what it wrote to stderr."""
+        """Return in one line what cut it off or how it ended by itself, and what else tells why.
+
+        That is the end of what it wrote to stderr, and the first that it wrote to stdout if no message ever came.
+        """
         lines = [line.strip() for line in self._tail.decode("utf-8", "replace").splitlines()]
         telling = [line for line in lines if any(map(str.isalnum, line))]
-        said = hidden(" | ".join(telling[-_SHOWN_LINES:]), self.secrets)
-        shown = "".join(char if char.isprintable() else " " for char in said)[-_SHOWN_CHARS:]
-        return "; ".join(part for part in (self._flooded, self._exit, f"stderr: {shown}" if shown else "") if part)
+        shown = self._showable(" | ".join(telling[-_SHOWN_LINES:]))[-_SHOWN_CHARS:]
+        no_json = "" if self._spoken else self._showable(self._no_json.decode("utf-8", "replace"))[:_NO_JSON_CHARS]
+        parts = (
+            self._flooded,
+            self._exit,
+            f"it writes what is no JSON: {no_json}" if no_json else "",
+            f"stderr: {shown}" if shown else "",
+        )
+        return "; ".join(part for part in parts if part)
+
+    def _showable(self, text: str) -> str:
+        return "".join(char if char.isprintable() else " " for char in hidden(text, self.secrets)).strip()
 
     @asynccontextmanager
     async def _talking(self, child: Child) -> AsyncIterator[Streams]:
@@ -122,9 +135,10 @@ class StdioServer:
                 while data := await child.stdout.read(_CHUNK_BYTES):
                     for line in lines.feed(data):
                         if (message := parsed(line)) is not None:
+                            self._spoken = True
                             await heard.send(SessionMessage(message))
                         elif line.strip():
-                            self._skip(len(line))
+                            self._skip(line)
                     if lines.begun_bytes > MAX_LINE_BYTES:
                         self._flooded = (
                             f"it wrote more than {MAX_LINE_BYTES} bytes without the end of a line; "
@@ -160,10 +174,11 @@ class StdioServer:
                 self._exit = f"signal {-status}" if status < 0 else f"exit status {status}"
                 await asyncio.wait([tail])
 
-    def _skip(self, size_bytes: int) -> None:
+    def _skip(self, line: bytes | bytearray) -> None:
         """Say once that there is text on stdout, and not what: it may be anything."""
         if not self._skipped:
-            log.info("mcp_no_message server=%s bytes=%d", self._name, size_bytes)
+            self._no_json = bytes(line[:_TAIL_BYTES])
+            log.info("mcp_no_message server=%s bytes=%d", self._name, len(line))
         self._skipped += 1
 
 

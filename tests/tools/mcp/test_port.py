@@ -11,7 +11,7 @@ import pytest
 
 from loopd.errors import ToolError
 from loopd.tools.mcp import connection
-from tests.tools.mcp.held import Held, held
+from tests.tools.mcp.held import PATIENCE_S, Held, held
 
 GOOD = {"name": "good", "description": "It is good.", "inputSchema": {"type": "object"}}
 
@@ -213,6 +213,43 @@ async def test_a_server_that_hangs_has_a_deadline_for_each_step(tmp_path: Path, 
         assert it.port.reason == f"no answer to {method} within 1 s"
         it.configure()
         await it.up()
+
+
+async def test_a_server_that_is_not_up_yet_says_what_it_is_waited_for(tmp_path: Path) -> None:
+    async with held(tmp_path, {"banner": ["Welcome!"], "silent": ["initialize"]}) as it:
+        assert it.port.reason == "not started yet"
+        await it.logged("mcp_no_message")
+        assert (it.port.state, it.port.reason) == ("down", "starting: no answer to initialize yet")
+
+
+async def test_a_server_whose_list_does_not_come_says_so(tmp_path: Path) -> None:
+    async with held(tmp_path, {"silent": ["tools/list"], "heard": str(tmp_path / "heard")}) as it:
+        async with asyncio.timeout(PATIENCE_S):
+            while it.port.reason != "connected: no answer to tools/list yet":
+                await asyncio.to_thread((tmp_path / "heard").exists)
+        assert it.port.state == "down"
+
+
+async def test_a_server_that_writes_no_json_has_that_reason(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("tops3cret", encoding="utf-8")
+    banner = ["\udcff \x1b[1mListening\tto tops3cret " + "x" * 10_000, "and more"]
+    async with held(
+        tmp_path,
+        {"banner": banner, "silent": ["initialize"]},
+        connect_timeout_s=1.0,
+        env_files={"TOKEN": str(tmp_path / "token")},
+    ) as it:
+        await it.logged("mcp_down")
+        said, _, shown = it.port.reason.partition("; it writes what is no JSON: ")
+        assert said == "no answer to initialize within 1 s"
+        assert shown.startswith("\ufffd  [1mListening to [secret] xxx")
+        assert len(shown) == 100
+        it.configure(banner=["Welcome!"])
+        await it.up()
+        with pytest.raises(
+            ToolError, match=r"ended in mid-call \(the connection ended; exit status 3; stderr: the roof"
+        ):
+            await it.call("die")
 
 
 @pytest.mark.parametrize(

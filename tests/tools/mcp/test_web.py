@@ -53,6 +53,14 @@ async def test_a_server_over_http_is_listed_and_called_and_told_when_we_go(tmp_p
             assert await asyncio.to_thread(process.stdout.readline) == "session ended\n"
 
 
+async def test_a_server_that_has_not_answered_yet_is_being_connected_to(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        async with held(tmp_path, url=f"http://127.0.0.1:{mute.getsockname()[1]}/mcp") as it:
+            connected, _ = await asyncio.to_thread(mute.accept)
+            with connected:
+                assert (it.port.state, it.port.reason) == ("down", "connecting")
+
+
 async def test_a_server_that_is_not_there_yet_is_a_reason_and_is_found_later(tmp_path: Path) -> None:
     web = Web(tmp_path)
     async with held(tmp_path, url=web.url.replace("http://", "http://user:pass@") + "?key=1") as it:
