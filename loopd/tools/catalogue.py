@@ -4,12 +4,14 @@ A tool's full name is `port.name`, because names repeat between ports. Names are
 be of a moment ago, while its index is made anew.
 """
 
+import copy
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
+from loopd.errors import ToolError
 from loopd.tools.port import Tool
 from loopd.tools.ranking import Index
 
@@ -17,6 +19,7 @@ _MAX_NAME_CHARS = 200
 _GONE = 20
 """So many of the ranked may be gone before a hit is missed."""
 
+_AFTER_PORT = (".", ":", "/", "__")
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -31,6 +34,10 @@ class Entry:
     def name(self) -> str:
         """The full name, `port.name`."""
         return f"{self.port}.{self.tool.name}"
+
+
+class Absent(ToolError):
+    """Nobody knows whether there is such a tool: it would be of a port whose tools are not known now."""
 
 
 class Ranker(Protocol):
@@ -63,6 +70,13 @@ class Catalogue:
             for key in dict.fromkeys((fold(entry.port) + short, short)):
                 self._by_key.setdefault(key, []).append(entry)
         self._ranker = ranker or Index([(entry.port, entry.tool) for entry in self.entries])
+        self._absent: Mapping[str, str] = {}
+
+    def beside(self, absent: Mapping[str, str]) -> Self:
+        """Return the same, knowing of ports whose tools are not known now, and why."""
+        other = copy.copy(self)
+        other._absent = absent
+        return other
 
     def get(self, name: str) -> Entry | None:
         """Return the tool of that full or short name; case and punctuation count only where they must.
@@ -76,8 +90,13 @@ class Catalogue:
         return same[0] if len(same) == 1 else None
 
     def nearest(self, name: str, count: int) -> list[str]:
-        """Return up to `count` full names that `name` may have meant, the likeliest first."""
+        """Return up to `count` full names that `name` may have meant, the likeliest first.
+
+        Raises:
+            Absent: it names a port whose tools are not known now.
+        """
         name = name[:_MAX_NAME_CHARS]
+        self._refuse_absent(name)
         port, _, short = name.rpartition(".")
         meant = [entry for entry in self.entries if entry.port == port] or self.entries
         keys: dict[str, list[Entry]] = {}
@@ -92,6 +111,13 @@ class Catalogue:
         named = self.get(query.strip())
         ranked = self._ranked(query, limit)
         return [named, *(entry for entry in ranked if entry is not named)][:limit] if named else ranked
+
+    def _refuse_absent(self, name: str) -> None:
+        """Raise for a name that begins with such a port; `house-2.lamp` does not begin with `house`."""
+        for port in sorted(self._absent, key=len, reverse=True):
+            begun, rest = name[: len(port)].casefold(), name[len(port) :]
+            if begun == port.casefold() and (not rest or rest.startswith(_AFTER_PORT)):
+                raise Absent(f"{name} is unavailable: {self._absent[port]}. Try again later.")
 
     def _ranked(self, query: str, limit: int) -> list[Entry]:
         names = self._ranker.rank(query, limit + _GONE)

@@ -15,9 +15,12 @@ BYTES_PER_TOKEN = 2.5
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
 _MAX_DESCRIPTION_CHARS = 160
 _MAX_EXAMPLE_CHARS = 300
+_MAX_ABSENT = 10
 
 
-def answer(query: str, catalogue: Catalogue, table: ToolsTable, down: Collection[str]) -> Outcome:
+def answer(
+    query: str, catalogue: Catalogue, table: ToolsTable, down: Collection[str], absent: Sequence[str] = ()
+) -> Outcome:
     """Return the hits for `query` as the model reads them.
 
     Args:
@@ -25,7 +28,9 @@ def answer(query: str, catalogue: Catalogue, table: ToolsTable, down: Collection
         catalogue: what there is.
         table: how many hits, how many with their arguments, and the token budget.
         down: names of the ports that are down; their tools are shown as unavailable.
+        absent: names of the ports that are down and whose tools are not known; the last line names them.
     """
+    end = _missing(absent)
     hits = catalogue.find(query, table.find_hits)
     if hits:
         head = f"Best of {len(catalogue.entries)} tools, run one with {CALL}:"
@@ -36,8 +41,15 @@ def answer(query: str, catalogue: Catalogue, table: ToolsTable, down: Collection
             f"Some of {len(catalogue.entries)} tools:"
         )
     else:
-        return Outcome(ok=False, content="There are no tools.")
-    return Outcome(ok=True, content="\n".join([head, *_lines(hits, table, down, len(head))]))
+        return Outcome(ok=False, content="\n".join(["There are no tools.", *end]))
+    used_bytes = _bytes("\n".join([head, *end]))
+    return Outcome(ok=True, content="\n".join([head, *_lines(hits, table, down, used_bytes), *end]))
+
+
+def _missing(absent: Sequence[str]) -> list[str]:
+    """Return the line about ports whose tools are not known, if there are any."""
+    more = f" and {len(absent) - _MAX_ABSENT} more" if len(absent) > _MAX_ABSENT else ""
+    return [f"Down now, their tools not known: {', '.join(absent[:_MAX_ABSENT])}{more}."] if absent else []
 
 
 def _lines(hits: Sequence[Entry], table: ToolsTable, down: Collection[str], used_bytes: int) -> list[str]:

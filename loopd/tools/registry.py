@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from loopd.clock import now
 from loopd.config import ToolsTable
 from loopd.errors import ToolError
-from loopd.tools.call import Call, Find, Prepared, prepare
-from loopd.tools.catalogue import Catalogue
+from loopd.tools.call import Call, Find, Prepared, Refused, prepare
+from loopd.tools.catalogue import Absent, Catalogue
 from loopd.tools.counts import Counts
 from loopd.tools.find import answer
 from loopd.tools.indexing import Indexer
@@ -22,6 +23,7 @@ from loopd.tools.text import clean
 
 _Listed = tuple[tuple[str, tuple[Tool, ...]], ...]
 
+_MAX_WHY_CHARS = 400
 _LOOK_S = 2.0
 _INDEX_WAIT_S = 1.0
 _FIRST_INDEX_WAIT_S = 10.0
@@ -95,7 +97,10 @@ class Registry:
 
     def prepare(self, name: str, arguments_text: str) -> Call:
         """Return what a call of the model means now; see `loopd.tools.call`."""
-        return prepare(name, arguments_text, self._current())
+        try:
+            return prepare(name, arguments_text, self._current().beside(self._absent()))
+        except Absent as absent:
+            return Refused(ok=False, content=absent.message, fault="unknown_tool")
 
     async def run(self, call: Call, *, timeout_s: float, max_bytes: int) -> Outcome:
         """Run a call to its result, whatever happens to the tool.
@@ -186,7 +191,7 @@ class Registry:
         """Return the answer of find_tool. It waits a moment for an index of what is new, then the last one answers."""
         self._current()
         await self._indexer.ready(first_s=timeout_s, next_s=min(_INDEX_WAIT_S, timeout_s))
-        return await asyncio.to_thread(answer, query, self._current(), self._table, self._down())
+        return await asyncio.to_thread(answer, query, self._current(), self._table, self._down(), list(self._absent()))
 
     def _current(self) -> Catalogue:
         """Return the catalogue of what the ports list now; where that has changed, its index is made meanwhile."""
@@ -204,6 +209,11 @@ class Registry:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
                     await self._changed.wait()
+
+    def _absent(self) -> dict[str, str]:
+        """Return why each port is down that has no tools to name, not even those it once had."""
+        down = (port for port in self._ports.values() if port.state == "down" and not port.tools())
+        return {port.name: shorten(_down(port), _MAX_WHY_CHARS, placeholder=" ..") for port in down}
 
     def _down(self) -> set[str]:
         return {port.name for port in self._ports.values() if port.state == "down"}

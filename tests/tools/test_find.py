@@ -56,6 +56,15 @@ def test_where_nothing_matches_the_answer_asks_for_other_words_and_shows_some_to
     assert "- port.read_0:" in text
 
 
+def test_the_last_line_names_some_ports_that_are_down_and_is_within_the_budget() -> None:
+    absent, table = [f"server{n}" for n in range(12)], ToolsTable(find_tokens=400)
+    for listed, query in ((MANY, "read thing"), (MANY, "no such need"), ([], "read thing")):
+        content = answer(query, Catalogue(listed), table, (), absent).content
+        assert content.splitlines()[-1].startswith("Down now, their tools not known: server0, server1, ")
+        assert content.endswith(", server9 and 2 more.")
+        assert len(content) <= 400 * BYTES_PER_TOKEN
+
+
 def test_tools_of_a_port_that_is_down_are_marked() -> None:
     assert "- port.read_0 (unavailable now): Read thing 0." in answered("read thing", down=("port",))
 

@@ -110,6 +110,41 @@ async def test_a_port_that_is_down_gives_a_clear_result_and_comes_back() -> None
     assert (await result(tools)).ok
 
 
+@pytest.mark.parametrize("name", ["house.lamp", "House.lamp", "house__lamp", "house:lamp", "house"])
+async def test_a_tool_of_a_port_that_is_down_and_has_no_list_is_unavailable_and_says_why(name: str) -> None:
+    house = FakePort("house")
+    house.state, house.reason = "down", "exit status 7; stderr: " + "no roof " * 500
+    tools = Registry(planned(FakePort("port", tool("act")), house), ToolsTable())
+    for call in ((name, {}), ("call_tool", {"name": name, "arguments": {"on": True}})):
+        outcome = await result(tools, *call)
+        assert not outcome.ok
+        assert outcome.content.startswith(f"{name} is unavailable: house is down now (exit status 7; stderr: no roof")
+        assert outcome.content.endswith("... Try again later.")
+        assert len(outcome.content) < 500
+    house.state = "up"
+    assert "There is no one tool named" in (await result(tools, name)).content
+
+
+async def test_only_what_names_a_port_that_is_down_and_has_no_list_is_unavailable() -> None:
+    house, kept = FakePort("house"), FakePort("kept", tool("lamp"))
+    house.state = kept.state = "down"
+    tools = Registry(planned(FakePort("port", tool("act")), house, kept), ToolsTable())
+    for name in ("house-2.lamp", "household", "lamps", "port.house", "kept.light"):
+        assert f"There is no one tool named {name!r}" in (await result(tools, name)).content
+    assert (await result(tools, "act")).ok
+
+
+async def test_find_tool_ends_with_the_ports_that_are_down_and_have_no_list() -> None:
+    house, kept = FakePort("house"), FakePort("kept", tool("lamp"))
+    house.state = kept.state = "down"
+    tools = Registry(planned(FakePort("port", tool("act")), house, kept), ToolsTable())
+    for query in ("act", "house.lamp", "switch on"):
+        found = await result(tools, "find_tool", {"query": query})
+        assert found.content.splitlines()[-1] == "Down now, their tools not known: house."
+    house.state = "up"
+    assert "Down now" not in (await result(tools, "find_tool", {"query": "act"})).content
+
+
 async def test_an_exception_of_a_tool_is_a_result() -> None:
     async def broken(name: str, arguments: dict[str, Any]) -> Outcome:
         raise ValueError("no such thing")

@@ -23,9 +23,11 @@ from mcp_types import (
     CallToolRequest,
     CallToolRequestParams,
     CallToolResult,
+    EmptyResult,
     Implementation,
     ListToolsResult,
     PaginatedRequestParams,
+    PingRequest,
     RequestId,
     Tool,
     ToolListChangedNotification,
@@ -34,6 +36,7 @@ from mcp_types.methods import validate_server_result
 from pydantic import ValidationError
 
 from loopd import __version__
+from loopd.clock import monotonic_s
 from loopd.config import McpTable
 from loopd.errors import ToolError
 from loopd.tools.children import Children
@@ -57,6 +60,7 @@ _MAX_PAGES = 200
 _SESSION_LOST = "Session terminated"
 _SHOWN_CHARS = 300
 _ANY_VERSION = "2025-11-25"
+_PING_S = 5.0
 
 
 class _Server(Protocol):
@@ -77,11 +81,14 @@ class Connection:
         polled: the server is not sure to say when its list has changed.
         ended: set when nothing can be asked any more.
         news: set when the list may have changed, and when the connection has ended.
+        why: it ended.
     """
 
     def __init__(self, name: str, table: McpTable, *, polled: bool) -> None:
         self._name, self._table, self.polled = name, table, polled
         self.ended, self.news = asyncio.Event(), asyncio.Event()
+        self.why = "the connection ended"
+        self._doubted, self._doubt = asyncio.Event(), ""
         self._session: ClientSession
 
     @asynccontextmanager
@@ -99,7 +106,12 @@ class Connection:
                 await _shake_hands(session)
             dispatcher.version = session.protocol_version or _ANY_VERSION
             self.polled = self.polled or session.discover_result is not None
-            yield
+            async with asyncio.TaskGroup() as group:
+                pinging = group.create_task(self._ping_where_doubted())
+                try:
+                    yield
+                finally:
+                    pinging.cancel()
 
     async def tools(self) -> tuple[Listed, ...]:
         """Return the server's tools; one that is not as it should be is left out, and the log says which and why.
@@ -124,6 +136,8 @@ class Connection:
     async def call(self, name: str, arguments: Mapping[str, Any], max_bytes: int) -> Outcome:
         """Run a tool and return at most `max_bytes`. Cancelling it tells the server, and ends at once.
 
+        A server that has not answered by then is pinged, and the connection ends where it does not answer that either.
+
         Raises:
             Ended: the connection ended meanwhile, so nobody knows what the call did.
             ToolError: the answer is none.
@@ -133,8 +147,13 @@ class Connection:
             request.model_dump_json()
         except ValueError as error:  # where it is sent it would cost the connection
             raise ToolError(f"these arguments cannot be sent: {error}") from error
+        began_s = monotonic_s()
         try:
             return outcome(await self._session.send_request(request, CallToolResult), max_bytes)
+        except asyncio.CancelledError:
+            self._doubt = f"{name} took longer than {round(monotonic_s() - began_s, 1):g} s"
+            self._doubted.set()
+            raise
         except MCPError as error:
             if error.message == _SESSION_LOST:
                 self.end()
@@ -145,10 +164,34 @@ class Connection:
         except ValidationError as error:
             raise ToolError(f"{self._name} answered with what is no result of a tool: {_first(error)}") from error
 
-    def end(self) -> None:
-        """Count the connection as ended."""
+    def end(self, why: str = "") -> None:
+        """Count the connection as ended; the first reason is the one that is kept."""
+        if why and not self.ended.is_set():
+            self.why = why
         self.ended.set()
         self.news.set()
+
+    async def _ping_where_doubted(self) -> None:
+        """Ping the server whenever a call was given up; one that hangs would hang for ever."""
+        while not self.ended.is_set():
+            await self._doubted.wait()
+            self._doubted.clear()
+            doubt = self._doubt
+            try:
+                async with asyncio.timeout(_PING_S):
+                    await self._ping()
+            except TimeoutError:
+                self.end(f"did not answer a ping after {doubt}")
+            except (MCPError, ValidationError) as error:  # an answer too, whatever it says
+                if isinstance(error, MCPError) and (error.code == CONNECTION_CLOSED or error.message == _SESSION_LOST):
+                    self.end()
+
+    async def _ping(self) -> None:
+        """Ask for what costs the server nothing; the protocol's newer era has no ping."""
+        if self._session.discover_result is None:
+            await self._session.send_request(PingRequest(), EmptyResult)
+        else:
+            await self._session.send_discover(self._session.protocol_version or _ANY_VERSION)
 
     async def _page(self, params: PaginatedRequestParams | None) -> ListToolsResult:
         try:

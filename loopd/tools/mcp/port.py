@@ -87,6 +87,7 @@ class McpPort:
 
     async def keep(self) -> None:
         """Keep the server up until cancelled, which ends it."""
+        self.reason = "connecting" if self._table.url else "starting: no answer to initialize yet"
         connect = await asyncio.to_thread(_library)
         again = AsyncRetrying(
             retry=retry_if_result(not_),
@@ -112,6 +113,8 @@ class McpPort:
         steady_s = float("inf")
         try:
             async with connect(self.name, self._table, self._children) as connection:
+                if not self._said:
+                    self.reason = "connected: no answer to tools/list yet"
                 await self._take(await connection.tools())
                 steady_s = monotonic_s() + _STEADY_S
                 with self._serving(connection):
@@ -137,7 +140,7 @@ class McpPort:
                 with suppress(TimeoutError):  # a server that says so without end is listed twice a second
                     async with asyncio.timeout(_LISTING_PAUSE_S):
                         await connection.ended.wait()
-        raise ToolError("the connection ended")
+        raise ToolError(connection.why)
 
     async def _listed_again(self, connection: "Connection") -> bool:
         try:
@@ -169,7 +172,7 @@ class McpPort:
         try:
             yield
         finally:
-            self._connection, self.state, self.reason = None, "down", "the connection ended"
+            self._connection, self.state, self.reason = None, "down", connection.why
 
     def _explain(self, reason: str) -> None:
         """Say why the server is down: once in the log for each reason."""

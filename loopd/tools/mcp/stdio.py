@@ -1,8 +1,9 @@
 """The stdio transport: an MCP server as a child process, newline-delimited JSON-RPC on its stdin and stdout (SPEC 6).
 
 Tolerant where servers are careless: lines that are no message are skipped, bytes that are not UTF-8 and lone
-surrogates are replaced, a message that is too long or broken fails the one call that it answers. What the server
-writes to stderr is read all the time, and its end kept: "connection closed" alone gives no reason.
+surrogates are replaced, a message that is too long or broken fails the one call that it answers. A line that is eight
+times too long and has no end yet ends the connection. What the server writes to stderr is read all the time, and its
+end kept: "connection closed" alone gives no reason.
 
 https://modelcontextprotocol.io/specification/2025-11-25/basic/transports#stdio
 """
@@ -29,6 +30,7 @@ from loopd.tools.mcp.secrets import hidden, read_secrets
 log = logging.getLogger("loopd.mcp")
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+MAX_LINE_BYTES = 8 * MAX_MESSAGE_BYTES
 QUEUED_MESSAGES = 64
 """What may wait to be sent: a call that is cancelled says so without waiting for a server that does not listen."""
 _CHUNK_BYTES = 65_536
@@ -36,6 +38,7 @@ _EDGE_BYTES = 512
 _GAP = b"\0"
 _TAIL_BYTES = 4096
 _SHOWN_CHARS, _SHOWN_LINES = 300, 3
+_NO_JSON_CHARS = 100
 _LAST_WORDS_S = 1.0
 _FAREWELL_S = 0.5
 # The id as the two SDKs place it: at the very beginning of an answer, or at its very end.
@@ -63,9 +66,9 @@ class StdioServer:
     def __init__(self, name: str, table: McpTable, children: Children) -> None:
         self._name, self._table, self._children = name, table, children
         self.secrets: tuple[str, ...] = ()
-        self._exit = ""
+        self._exit = self._flooded = ""
         self._tail = bytearray()
-        self._skipped = 0
+        self._skipped, self._no_json, self._spoken = 0, b"", False
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[Streams]:
@@ -86,12 +89,24 @@ class StdioServer:
             await _farewell(child)
 
     def last_words(self) -> str:
-        """Return how the process ended, if it did so by itself, and the end of what it wrote to stderr, as one line."""
+        """Return in one line what cut it off or how it ended by itself, and what else tells why.
+
+        That is the end of what it wrote to stderr, and the first that it wrote to stdout if no message ever came.
+        """
         lines = [line.strip() for line in self._tail.decode("utf-8", "replace").splitlines()]
         telling = [line for line in lines if any(map(str.isalnum, line))]
-        said = hidden(" | ".join(telling[-_SHOWN_LINES:]), self.secrets)
-        shown = "".join(char if char.isprintable() else " " for char in said)[-_SHOWN_CHARS:]
-        return "; ".join(part for part in (self._exit, f"stderr: {shown}" if shown else "") if part)
+        shown = self._showable(" | ".join(telling[-_SHOWN_LINES:]))[-_SHOWN_CHARS:]
+        no_json = "" if self._spoken else self._showable(self._no_json.decode("utf-8", "replace"))[:_NO_JSON_CHARS]
+        parts = (
+            self._flooded,
+            self._exit,
+            f"it writes what is no JSON: {no_json}" if no_json else "",
+            f"stderr: {shown}" if shown else "",
+        )
+        return "; ".join(part for part in parts if part)
+
+    def _showable(self, text: str) -> str:
+        return "".join(char if char.isprintable() else " " for char in hidden(text, self.secrets)).strip()
 
     @asynccontextmanager
     async def _talking(self, child: Child) -> AsyncIterator[Streams]:
@@ -107,22 +122,29 @@ class StdioServer:
             try:
                 yield incoming, outgoing
             finally:
-                if listening.done():
+                if listening.done() and not self._flooded:
                     await self._hear_last_words(child, tasks[-1])
                 for task in tasks:
                     task.cancel()
 
     async def _listen(self, child: Child, heard: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        """Pass on every message; the end of stdout is the end of the connection."""
+        """Pass on every message; the end of stdout is the end of the connection, and so is a line without end."""
         lines = Lines(MAX_MESSAGE_BYTES)
         async with heard:
             with suppress(ConnectionError, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 while data := await child.stdout.read(_CHUNK_BYTES):
                     for line in lines.feed(data):
                         if (message := parsed(line)) is not None:
+                            self._spoken = True
                             await heard.send(SessionMessage(message))
                         elif line.strip():
-                            self._skip(len(line))
+                            self._skip(line)
+                    if lines.begun_bytes > MAX_LINE_BYTES:
+                        self._flooded = (
+                            f"it wrote more than {MAX_LINE_BYTES} bytes without the end of a line; "
+                            f"a message may have {MAX_MESSAGE_BYTES}"
+                        )
+                        return
 
     async def _speak(
         self,
@@ -152,10 +174,11 @@ class StdioServer:
                 self._exit = f"signal {-status}" if status < 0 else f"exit status {status}"
                 await asyncio.wait([tail])
 
-    def _skip(self, size_bytes: int) -> None:
+    def _skip(self, line: bytes | bytearray) -> None:
         """Say once that there is text on stdout, and not what: it may be anything."""
         if not self._skipped:
-            log.info("mcp_no_message server=%s bytes=%d", self._name, size_bytes)
+            self._no_json = bytes(line[:_TAIL_BYTES])
+            log.info("mcp_no_message server=%s bytes=%d", self._name, len(line))
         self._skipped += 1
 
 
@@ -171,12 +194,17 @@ async def _farewell(child: Child) -> None:
 
 
 class Lines:
-    """Splits bytes into lines. Of one longer than `max_bytes` head and tail are kept, and a NUL that is in no JSON."""
+    """Splits bytes into lines. Of one longer than `max_bytes` head and tail are kept, and a NUL that is in no JSON.
+
+    Attributes:
+        begun_bytes: how long the line is that has no end yet.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._line = bytearray()
         self._head = b""
+        self.begun_bytes = 0
 
     def feed(self, data: bytes) -> list[bytes | bytearray]:
         """Take the next bytes and return the lines that they end."""
@@ -185,12 +213,13 @@ class Lines:
         for part in ended:
             self._take(part)
             found.append(self._head + self._line if self._head else self._line)
-            self._line, self._head = bytearray(), b""
+            self._line, self._head, self.begun_bytes = bytearray(), b"", 0
         self._take(rest)
         return found
 
     def _take(self, part: bytes) -> None:
         self._line += part
+        self.begun_bytes += len(part)
         if self._head:
             del self._line[:-_EDGE_BYTES]
         elif len(self._line) > self._max_bytes:

@@ -15,6 +15,9 @@ The configuration is read anew at each list, so that a test may change it:
     only            "discover": it knows no `initialize`, as servers of the newer era
     stubborn        ignores SIGTERM and the end of its stdin
     deaf            reads nothing more once it has answered its first list
+    flood           writes to stdout without a newline and without end, before anything else
+
+The tool `hang` has it read nothing more, `flood` has it write like that.
 """
 
 import json
@@ -87,6 +90,16 @@ def grow(_given: dict[str, Any], _id: int) -> dict[str, Any]:
     return text("grown")
 
 
+def flood(_given: dict[str, Any], _id: int) -> None:
+    while True:
+        sys.stdout.buffer.write(b"x" * 65_536)
+
+
+def hang(_given: dict[str, Any], _id: int) -> None:
+    while True:
+        time.sleep(1000)
+
+
 def child(_given: dict[str, Any], _id: int) -> dict[str, Any]:
     sleeper = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     return text(str(sleeper.pid))
@@ -100,6 +113,8 @@ BEHAVIOURS: dict[str, Callable[[dict[str, Any], int], dict[str, Any] | None]] = 
     "image": lambda _given, _id: {"content": [{"type": "image", "data": "aGVsbG8=", "mimeType": "image/png"}]},
     "huge": lambda given, _id: text("x" * int(given["text"])),
     "never": lambda _given, _id: None,
+    "hang": hang,
+    "flood": flood,
     "die": die,
     "noise": noise,
     "broken": broken,
@@ -153,6 +168,8 @@ def serve() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for line in settings.get("banner", ()):
         send(line)
+    if settings.get("flood"):
+        flood({}, 0)
     for data in sys.stdin.buffer:
         settings = config()
         if "heard" in settings:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from loopd.errors import ToolError
-from tests.tools.mcp.held import held
+from loopd.tools.mcp import connection
+from tests.tools.mcp.held import PATIENCE_S, Held, held
 
 GOOD = {"name": "good", "description": "It is good.", "inputSchema": {"type": "object"}}
 
@@ -214,6 +215,43 @@ async def test_a_server_that_hangs_has_a_deadline_for_each_step(tmp_path: Path, 
         await it.up()
 
 
+async def test_a_server_that_is_not_up_yet_says_what_it_is_waited_for(tmp_path: Path) -> None:
+    async with held(tmp_path, {"banner": ["Welcome!"], "silent": ["initialize"]}) as it:
+        assert it.port.reason == "not started yet"
+        await it.logged("mcp_no_message")
+        assert (it.port.state, it.port.reason) == ("down", "starting: no answer to initialize yet")
+
+
+async def test_a_server_whose_list_does_not_come_says_so(tmp_path: Path) -> None:
+    async with held(tmp_path, {"silent": ["tools/list"], "heard": str(tmp_path / "heard")}) as it:
+        async with asyncio.timeout(PATIENCE_S):
+            while it.port.reason != "connected: no answer to tools/list yet":
+                await asyncio.to_thread((tmp_path / "heard").exists)
+        assert it.port.state == "down"
+
+
+async def test_a_server_that_writes_no_json_has_that_reason(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("tops3cret", encoding="utf-8")
+    banner = ["\udcff \x1b[1mListening\tto tops3cret " + "x" * 10_000, "and more"]
+    async with held(
+        tmp_path,
+        {"banner": banner, "silent": ["initialize"]},
+        connect_timeout_s=1.0,
+        env_files={"TOKEN": str(tmp_path / "token")},
+    ) as it:
+        await it.logged("mcp_down")
+        said, _, shown = it.port.reason.partition("; it writes what is no JSON: ")
+        assert said == "no answer to initialize within 1 s"
+        assert shown.startswith("\ufffd  [1mListening to [secret] xxx")
+        assert len(shown) == 100
+        it.configure(banner=["Welcome!"])
+        await it.up()
+        with pytest.raises(
+            ToolError, match=r"ended in mid-call \(the connection ended; exit status 3; stderr: the roof"
+        ):
+            await it.call("die")
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -246,6 +284,56 @@ async def test_a_call_that_is_cancelled_ends_at_once_and_the_server_is_told(tmp_
         assert told["params"]["requestId"] == asked["id"]
 
 
+async def given_up(it: Held, name: str) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await it.port.run(name, {})
+
+
+@pytest.mark.parametrize("settings", [{}, {"only": "discover"}])
+async def test_a_server_that_hangs_in_a_call_is_ended_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(connection, "_PING_S", 0.3)
+    async with held(tmp_path, settings) as it:
+        await it.up()
+        await given_up(it, "hang")
+        assert it.port.state == "up"
+        with pytest.raises(ToolError, match=r"ended in mid-call \(did not answer a ping after hang"):
+            await it.call("echo", "meanwhile")
+        await it.logged("mcp_down")
+        assert re.search(
+            r"mcp_down server=fake reason='did not answer a ping after hang took longer than [\d.]+ s", it.log()
+        )
+        await it.up()
+        assert await it.call("echo", "again") == "echo again"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"only": "discover"},
+        {"answer": {"ping": '{"jsonrpc": "2.0", "id": $ID, "error": {"code": -32601, "message": "no such method"}}'}},
+        {"answer": {"ping": '{"jsonrpc": "2.0", "id": $ID, "result": 1}'}},
+    ],
+)
+async def test_a_server_that_answers_a_ping_stays_up_whatever_a_call_did(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    async with held(tmp_path, {"heard": str(tmp_path / "heard"), **settings}) as it:
+        await it.up()
+        asked = "server/discover" if settings.get("only") else "ping"
+        before = [message["method"] for message in heard(tmp_path)].count(asked)
+        for _ in range(2):
+            await given_up(it, "never")
+            before += 1
+            while [message["method"] for message in heard(tmp_path)].count(asked) < before:
+                assert await it.call("echo", "next") == "echo next"
+        assert it.port.state == "up"
+        assert "mcp_down" not in it.log()
+
+
 async def test_arguments_that_no_message_can_hold_cost_only_their_call(tmp_path: Path) -> None:
     deep: dict[str, Any] = {}
     for _ in range(500):
@@ -276,6 +364,25 @@ async def test_a_message_that_is_too_long_fails_its_call_and_a_long_one_does_not
         assert "bytes left out" in await it.call("huge", "2000000")
         assert (await it.call("huge", "30000000")).startswith("not ok: the answer is broken, or longer")
         assert await it.call("echo", "still there") == "echo still there"
+
+
+async def test_a_server_that_writes_a_line_without_end_is_ended_and_comes_back(tmp_path: Path) -> None:
+    flooded = "it wrote more than 67108864 bytes without the end of a line; a message may have 8388608"
+    async with held(tmp_path) as it:
+        await it.up()
+        with pytest.raises(ToolError, match=f"ended in mid-call .*{flooded}"):
+            await it.call("flood")
+        await it.logged(f"mcp_down server=fake reason='the connection ended; {flooded}'")
+        await it.up()
+        assert await it.call("echo", "again") == "echo again"
+
+
+async def test_a_server_that_writes_without_end_from_the_start_has_that_reason(tmp_path: Path) -> None:
+    async with held(tmp_path, {"flood": True}) as it:
+        await it.logged("mcp_down")
+        assert "it wrote more than 67108864 bytes without the end of a line" in it.port.reason
+        it.configure()
+        await it.up()
 
 
 async def test_a_server_ends_with_all_that_it_started(tmp_path: Path) -> None:

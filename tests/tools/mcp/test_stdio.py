@@ -26,11 +26,14 @@ def test_of_a_line_without_end_only_the_edges_are_kept() -> None:
     assert lines.feed(b"head") == []
     for _ in range(100):
         assert lines.feed(b"-" * 65_536) == []
+    assert lines.begun_bytes == 4 + 100 * 65_536
     (line,) = lines.feed(b"tail\n")
     assert line.startswith(b"head-")
     assert line.endswith(b"-tail")
     assert len(line) < 1100
-    assert lines.feed(b"next\n") == [b"next"]
+    assert lines.begun_bytes == 0
+    assert lines.feed(b"next\nthen") == [b"next"]
+    assert lines.begun_bytes == 4
 
 
 def test_a_message_is_taken_also_where_its_text_is_no_unicode() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from loopd.errors import ToolError
+from loopd.tools.mcp import connection
 from loopd.tools.mcp import port as port_module
 from tests.tools.mcp.held import PATIENCE_S, held
 
@@ -50,6 +51,14 @@ async def test_a_server_over_http_is_listed_and_called_and_told_when_we_go(tmp_p
             it.stop()
             assert process.stdout is not None
             assert await asyncio.to_thread(process.stdout.readline) == "session ended\n"
+
+
+async def test_a_server_that_has_not_answered_yet_is_being_connected_to(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        async with held(tmp_path, url=f"http://127.0.0.1:{mute.getsockname()[1]}/mcp") as it:
+            connected, _ = await asyncio.to_thread(mute.accept)
+            with connected:
+                assert (it.port.state, it.port.reason) == ("down", "connecting")
 
 
 async def test_a_server_that_is_not_there_yet_is_a_reason_and_is_found_later(tmp_path: Path) -> None:
@@ -116,6 +125,23 @@ async def test_calls_that_are_cancelled_end_at_once_whatever_the_server_does(tmp
                 call.cancel()
             done, _ = await asyncio.wait(calls, timeout=2.0)
             assert len(done) == len(calls)
+
+
+async def test_a_server_that_answers_nothing_more_is_connected_to_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_PING_S", 0.3)
+    web = Web(tmp_path)
+    async with held(tmp_path, url=web.url) as it:
+        with web.served():
+            await it.up()
+            it.configure(silent=["ping"])
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await it.port.run("never", {})
+            await it.logged("mcp_down server=fake reason='did not answer a ping after never took longer than ")
+            await it.up()
+            assert await it.call("echo", "again") == "echo again"
 
 
 async def test_a_secret_header_is_sent_and_never_shown(tmp_path: Path) -> None:
