@@ -290,7 +290,7 @@ def _manifest(path: Path, name: str) -> Manifest:
 
 def _explain(error: ValidationError) -> str:
     """Return the first fault as `key: found …, allowed: …`."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     fields = {known.alias or name: known for name, known in Manifest.model_fields.items()}
     if first["type"] == "extra_forbidden":

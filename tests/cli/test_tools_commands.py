@@ -188,7 +188,7 @@ def test_check_lists_the_good_and_fails_with_every_fault(tmp_path: Path) -> None
     assert done.returncode == 2
     assert done.stdout == f"{directory}/good: ok: good (read)\n"
     assert done.stderr.splitlines() == [
-        f"error: {directory}/a.toml: effect: found 'destroy', allowed: input should be 'read' or 'write'",
+        f"error: {directory}/a.toml: effect: found 'destroy', allowed: 'read' or 'write'",
         f"error: {directory}/b: mode: found 0644, allowed: an executable one (chmod +x)",
     ]
 
