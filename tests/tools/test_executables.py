@@ -290,6 +290,10 @@ KEYS = "description, effect, example, name, schema, timeout_s"
         ('effect = "read"', "description: found nothing, allowed: what it does, in a sentence"),
         ('description = "Do it."', "effect: found nothing, allowed: 'read' or 'write'"),
         (f'{FINE}colour = "red"', f"colour: unknown key, allowed: {KEYS}"),
+        (
+            'descripton = "Do it."\neffect = "read"',
+            f"descripton: unknown key, allowed: {KEYS}; description is missing",
+        ),
         (f'{FINE}timeout_s = "5"', "timeout_s: found '5', allowed: a number"),
         (f"{FINE}timeout_s = 0", "timeout_s: found 0, allowed: more than 0"),
         (f'{FINE}name = "a b"', "name: found 'a b', allowed: a name of at most 64 letters, digits, _ and -"),
