@@ -2,11 +2,13 @@
 
 Precedence: flag, environment (`LOOPD_HOME`, `LOOPD_CONFIG`, `LOOPD_SOCKET`), file, default. Unknown keys, wrong
 types and impossible values are refused naming file, table, key, what was found and what is allowed. Units stand in
-the names. Secrets are paths of files, never values.
+the names. Secrets are paths of files, never values; what stands where a secret could is never shown in an error.
 """
 
 import hashlib
+import re
 import tomllib
+from datetime import date, time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -25,6 +27,8 @@ Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Text = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
 AbsolutePath = Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")]
+VariableName = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+HeaderName = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 ServerName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
 OWN_SERVERS = frozenset({"builtin", "files", "executables"})
 Effect = Literal["read", "write"]
@@ -48,7 +52,9 @@ class ModelTable(_Table):
         pattern=r"^(|unix:/.+|https?://[^/\s]+(/\S*)?)$",
         description="'' for the default Unix socket",
     )
-    api_key_file: str = Field(default="", description="path of a file with the key, '' for none")
+    api_key_file: str = Field(
+        default="", pattern=r"^(|/[^\x00]*)$", description="absolute path of a file with the key, '' for none"
+    )
     temperature: float | None = Field(default=None, ge=0, le=10)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=0)
@@ -159,9 +165,11 @@ class McpTable(_Table):
 
     command: tuple[Text, ...] = Field(default=(), strict=False, description="program and arguments")
     url: str = Field(default="", pattern=r"^(|https?://[^/\s]+(/\S*)?)$")
-    env: dict[Name, Text] = Field(default={}, description="set for the program, beside a minimal environment")
-    env_files: dict[Name, AbsolutePath] = Field(default={}, description="as env, each value the content of a file")
-    header_files: dict[Name, AbsolutePath] = Field(default={}, description="HTTP headers, likewise")
+    env: dict[VariableName, Text] = Field(default={}, description="set for the program, beside a minimal environment")
+    env_files: dict[VariableName, AbsolutePath] = Field(
+        default={}, description="as env, each value the content of a file"
+    )
+    header_files: dict[HeaderName, AbsolutePath] = Field(default={}, description="HTTP headers, likewise")
     directory: str = Field(default="", pattern=r"^(|/.*)$", description="where the program starts, '' for its own")
     effects: dict[Name, Effect] = Field(default={}, description="glob over tool names -> effect; else what it says")
     call_timeout_s: Seconds = 60.0
@@ -259,7 +267,7 @@ def load_config(path: Path, *, required: bool = False) -> Config:
         if not required:
             return Config()
         raise ConfigError(
-            f"{path}: there is no such file", hint="loopd config show prints one to start from"
+            f"{path}: there is no such file", hint="loopd --config /dev/null config show prints one to start from"
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text at byte {error.start}") from error
@@ -281,30 +289,133 @@ def parse_config(values: dict[str, Any], *, source: str) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_explain(error)}", hint="loopd config show prints every key") from error
+        raise ConfigError(
+            f"{source}: {_explain(error)}", hint="loopd --config /dev/null config show prints every key"
+        ) from error
 
 
 def _explain(error: ValidationError) -> str:
     """Return the first fault as `[table] key: found …, allowed …` and how many more there are."""
-    faults = error.errors(include_url=False, include_context=False)
+    faults = error.errors(include_url=False)
     first = faults[0]
-    where = [str(part) for part in first["loc"]]
+    loc = first["loc"]
+    if is_name := len(loc) > 1 and loc[-1] == "[key]" and loc[-2] == first["input"]:
+        loc = loc[:-1]
+    where = _names(loc)
     place = f"[{where[0]}]" + (f" {'.'.join(where[1:])}" if len(where) > 1 else "")
     if first["type"] == "extra_forbidden":
-        known = _table_at(first["loc"][:-1]).model_fields
+        known = _table_at(loc[:-1]).model_fields
         kind = "table" if len(where) == 1 else "key"
         text = f"{place}: unknown {kind}, allowed: {', '.join(sorted(known))}"
+    elif is_name:
+        text = f"{place}: found {_shown(where[-1])}, allowed: {allowed(first)}"
+    elif _may_be_secret(loc):
+        text = f"{place}: {_found_secret(first)}"
     else:
         text = f"{place}: {found_and_allowed(first)}"
     return text + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else "")
 
 
+_SERVERS = ("tools", "mcp")
+_SECRETS = ("env", "env_files", "header_files", "command")
+_OF_FILES = ("env_files", "header_files")
+
+
+def _may_be_secret(loc: tuple[int | str, ...]) -> bool:
+    """Tell whether a secret could have been written at a place: there, or in place of a table that has such keys."""
+    if loc == ("model",) or loc[:2] == ("model", "api_key_file"):
+        return True
+    if loc[:2] == _SERVERS:
+        return loc[3:4] == () or loc[3] in _SECRETS
+    return loc == _SERVERS[: len(loc)]
+
+
+def _found_secret(fault: ErrorDetails) -> str:
+    """Return a fault as `found_and_allowed` does, without the value."""
+    loc, found = fault["loc"], fault["input"]
+    if isinstance(found, str):
+        shown = "a text that is not shown"
+    else:
+        shown = _shown(found) if isinstance(found, dict | list) else "a value that is not shown"
+    of_file = loc[1:2] == ("api_key_file",) or (loc[3:4] and loc[3] in _OF_FILES and loc[4:5])
+    return (
+        f"found {shown}, allowed: {'the absolute path of a file that holds the value' if of_file else allowed(fault)}"
+    )
+
+
+def _names(loc: tuple[int | str, ...]) -> list[str]:
+    """Return the names along a place; of the names in a server's tables none goes on where a value may begin."""
+    names = [str(part) for part in loc]
+    if loc[:2] == _SERVERS:
+        names[3:] = [re.sub(r"(?s)[=:\s].*", "…", name)[:80] for name in names[3:]]
+    return names
+
+
 def found_and_allowed(fault: ErrorDetails) -> str:
     """Return one fault of a validation as `found …, allowed: …`, for one line on a terminal."""
-    found = repr(fault["input"])
-    found = found if len(found) <= 80 else found[:77] + "..."  # noqa: PLR2004 - one line on a terminal
-    allowed = fault["msg"].removeprefix("Value error, ")
-    return f"found {found}, allowed: {allowed[0].lower()}{allowed[1:]}"
+    return f"found {_shown(fault['input'])}, allowed: {allowed(fault)}"
+
+
+def _shown(value: object) -> str:
+    """Return a value for a terminal: nothing of what a table or a list holds."""
+    match value:
+        case dict():
+            return "a table"
+        case list() | tuple():
+            return "a list"
+        case bool():
+            return "true" if value else "false"
+        case date() | time():
+            return value.isoformat()
+        case _:
+            text = repr(value)
+            return text if len(text) <= 80 else text[:77] + "..."  # noqa: PLR2004 - one line on a terminal
+
+
+_WORDS = {
+    "bool_type": "true or false",
+    "dict_type": "a table",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "greater_than": "more than {gt:g}",
+    "greater_than_equal": "at least {ge}",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "less_than_equal": "at most {le:,}",
+    "literal_error": "{expected}",
+    "model_attributes_type": "a table",
+    "model_type": "a table",
+    "string_too_long": "a text of at most {max_length:,} characters",
+    "string_too_short": "a text that is not empty",
+    "string_type": "a text",
+    "tuple_type": "a list",
+}
+"""What a library's kind of fault allows, in the words of a configuration file."""
+
+_PATTERNS = {
+    r"^[^\x00]*$": "a text without NUL",
+    r"^/[^\x00]*$": "an absolute path",
+    r"^(|/[^\x00]*)$": "an absolute path",
+    r"^(|/.*)$": "an absolute path",
+    r"^(|unix:/.+)$": "unix:/PATH",
+    r"^(|unix:/.+|https?://[^/\s]+(/\S*)?)$": "a URL that begins with http://, https:// or unix:/",
+    r"^(|https?://[^/\s]+(/\S*)?)$": "a URL that begins with http:// or https://",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "the name of an environment variable: letters, digits and _, no digit first",
+    r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$": "the name of an HTTP header: letters, digits and !#$%&'*+.^_`|~-",
+    r"^[a-z0-9][a-z0-9_-]{0,31}$": "a name of at most 32 small letters, digits, _ and -",
+    r"^[A-Za-z0-9_-]{1,64}$": "a name of at most 64 letters, digits, _ and -",
+}
+
+
+def allowed(fault: ErrorDetails) -> str:
+    """Return what is allowed where a validation found a fault."""
+    context = fault.get("ctx", {})
+    if words := _WORDS.get(fault["type"]):
+        return words.format(**context)
+    if words := _PATTERNS.get(context.get("pattern", "")):
+        return words
+    text = fault["msg"].removeprefix("Value error, ")
+    return text[0].lower() + text[1:]
 
 
 def _table_at(place: tuple[int | str, ...]) -> type[BaseModel]:

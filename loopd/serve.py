@@ -207,8 +207,9 @@ async def _reload(parts: Parts, server: ChannelServer, reload: asyncio.Event, lo
             config = load()
         except ConfigError as error:
             log.error("config_refused reason=%r", error.message)  # noqa: TRY400 - the message is the whole fact
+            parts.config_refused = error.message
             continue
-        parts.config = config
+        parts.config, parts.config_refused = config, ""
         parts.registry.reconfigure(plans(config, parts.home, parts.children), config.tools)
         server.reconfigure(config)
         await parts.audit("config", config=config.sha256())

@@ -1,11 +1,16 @@
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
+from click.testing import CliRunner
+from pydantic import BaseModel
 
-from loopd.config import Config, load_config, parse_config
+from loopd.cli.loopd import cli
+from loopd.config import _PATTERNS, Config, load_config, parse_config
 from loopd.errors import ConfigError
+from loopd.tools.executables import Manifest
 
 TABLES = {name: type(getattr(Config(), name)).model_fields for name in Config.model_fields}
 KEYS = [(table, key) for table, fields in TABLES.items() for key in fields]
@@ -83,35 +88,38 @@ def test_every_key_refuses_what_is_not_of_its_type_in_one_line(table: str, key: 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('[model]\nslots = "two"', "[model] slots: found 'two', allowed: input should be a valid integer"),
-        ("[model]\nslots = 0", "[model] slots: found 0, allowed: input should be greater than or equal to 1"),
-        ("[model]\nslots = 1.0", "[model] slots: found 1.0, allowed: input should be a valid integer"),
-        ("[model]\nslots = true", "[model] slots: found True, allowed: input should be a valid integer"),
-        ('[model]\nurl = "ftp://x"', "[model] url: found 'ftp://x', allowed: "),
+        ('[model]\nslots = "two"', "[model] slots: found 'two', allowed: a whole number"),
+        ("[model]\nslots = 0", "[model] slots: found 0, allowed: at least 1"),
+        ("[model]\nslots = 1.0", "[model] slots: found 1.0, allowed: a whole number"),
+        ("[model]\nslots = true", "[model] slots: found true, allowed: a whole number"),
+        (
+            '[model]\nurl = "ftp://x"',
+            "[model] url: found 'ftp://x', allowed: a URL that begins with http://, https:// or unix:/",
+        ),
         ('[model]\nurl = "http://[::1"', "[model] url: found 'http://[::1', allowed: a URL"),
         ('[model]\nurl = "http://a:99999"', "[model] url: found 'http://a:99999', allowed: a URL"),
-        ("[model]\ntemperature = -0.1", "[model] temperature: found -0.1, allowed: input should be greater than"),
-        ("[model]\nload_timeout_s = nan", "[model] load_timeout_s: found nan, allowed: "),
-        ("[model]\nload_timeout_s = inf", "[model] load_timeout_s: found inf, allowed: "),
-        ("[model]\nload_timeout_s = 0", "[model] load_timeout_s: found 0, allowed: input should be greater than 0"),
-        ('[model]\ntemplate = ""', "[model] template: found '', allowed: string should have at least 1 char"),
+        ("[model]\ntemperature = -0.1", "[model] temperature: found -0.1, allowed: at least 0"),
+        ("[model]\nload_timeout_s = nan", "[model] load_timeout_s: found nan, allowed: a finite number"),
+        ("[model]\nload_timeout_s = inf", "[model] load_timeout_s: found inf, allowed: a finite number"),
+        ("[model]\nload_timeout_s = 0", "[model] load_timeout_s: found 0, allowed: more than 0"),
+        ('[model]\ntemplate = ""', "[model] template: found '', allowed: a text that is not empty"),
         (
             '[loop]\nreasoning = "maybe"',
-            "[loop] reasoning: found 'maybe', allowed: input should be 'sent' or",
+            "[loop] reasoning: found 'maybe', allowed: 'sent' or 'dropped'",
         ),
-        ("[loop]\nsystem_prompt = 2026-12-01", "[loop] system_prompt: found datetime.date(2026, 12, 1), allowed: "),
-        ("[loop]\nmax_steps = [1]", "[loop] max_steps: found [1], allowed: input should be a valid integer"),
+        ("[loop]\nsystem_prompt = 2026-12-01", "[loop] system_prompt: found 2026-12-01, allowed: a text"),
+        ("[loop]\nmax_steps = [1]", "[loop] max_steps: found a list, allowed: a whole number"),
         ('[channel]\nsocket = "relative.sock"', "[channel] socket: found 'relative.sock', allowed: an absolute path"),
-        ('[tools]\nbuiltin = ["shell"]', "[tools] builtin.0: found 'shell', allowed: input should be 'clock', "),
-        ('[tools]\nbuiltin = "clock"', "[tools] builtin: found 'clock', allowed: input should be a valid tuple"),
+        ('[tools]\nbuiltin = ["shell"]', "[tools] builtin.0: found 'shell', allowed: 'clock', 'device' or 'files'"),
+        ('[tools]\nbuiltin = "clock"', "[tools] builtin: found 'clock', allowed: a list"),
         (
             "[loop]\nmax_step = 3",
             "[loop] max_step: unknown key, allowed: approval_timeout_s, auto_compact, close_idle_s, ",
         ),
         ("[lop]\nmax_steps = 3", "[lop]: unknown table, allowed: channel, loop, model, tools"),
         ("max_steps = 3", "[max_steps]: unknown table, allowed: channel, loop, model, tools"),
-        ("loop = 3", "[loop]: found 3, allowed: "),
-        ("[[loop]]\nmax_steps = 3", "[loop]: found [{'max_steps': 3}], allowed: "),
+        ("loop = 3", "[loop]: found 3, allowed: a table"),
+        ("[[loop]]\nmax_steps = 3", "[loop]: found a list, allowed: a table"),
         ("[loop]\nmax_steps = 0\nmax_same_call = 0", "(and 1 more)"),
     ],
 )
@@ -119,6 +127,117 @@ def test_an_error_names_file_table_key_what_was_found_and_what_is_allowed(
     text: str, expected: str, tmp_path: Path
 ) -> None:
     assert expected in fault_in(write(tmp_path / "loopd.toml", text))
+
+
+CANARY = "inline-canary"
+NOT_SHOWN = "found a text that is not shown, allowed: the absolute path of a file that holds the value"
+SECRET: list[tuple[dict[str, Any], str]] = [
+    ({"header_files": {"Authorization": f"Bearer {CANARY}"}}, f"header_files.Authorization: {NOT_SHOWN}"),
+    ({"header_files": {"A": [CANARY]}}, "header_files.A: found a list, allowed: the absolute path of a file"),
+    ({"header_files": {f"A: {CANARY}": "/k"}}, "header_files.A…: found 'A…', allowed: the name of an HTTP header"),
+    ({"header_files": {f"A: {CANARY}": CANARY}}, "header_files.A…: found 'A…', allowed: the name of an HTTP header"),
+    ({"header_files": {"[key]": CANARY}}, "header_files.[key]: found '[key]', allowed: the name of an HTTP header"),
+    ({"header_files": f"Bearer {CANARY}"}, "header_files: found a text that is not shown, allowed: a table"),
+    ({"header_files": [{"A": CANARY}]}, "header_files: found a list, allowed: a table"),
+    ({"env_files": {"KEY": CANARY}}, f"env_files.KEY: {NOT_SHOWN}"),
+    ({"env_files": {"KEY": {"a": CANARY}}}, "env_files.KEY: found a table, allowed: the absolute path of a file"),
+    ({"env_files": {f"KEY={CANARY}": "/k"}}, "env_files.KEY…: found 'KEY…', allowed: the name of an environment"),
+    ({"env_files": CANARY}, "env_files: found a text that is not shown, allowed: a table"),
+    ({"env": {"KEY": f"{CANARY}\0"}}, "env.KEY: found a text that is not shown, allowed: a text without NUL"),
+    ({"env": {"KEY": [CANARY]}}, "env.KEY: found a list, allowed: a text"),
+    ({"env": {"KEY": 4711}}, "env.KEY: found a value that is not shown, allowed: a text"),
+    ({"env": {f"KEY={CANARY}": "x"}}, "env.KEY…: found 'KEY…', allowed: the name of an environment variable"),
+    ({"env": [f"KEY={CANARY}"]}, "env: found a list, allowed: a table"),
+    ({"command": f"run --key {CANARY}"}, "command: found a text that is not shown, allowed: a list"),
+    ({"command": ["run", f"{CANARY}\0"]}, "command.1: found a text that is not shown, allowed: a text without NUL"),
+    ({"command": {"run": CANARY}}, "command: found a table, allowed: a list"),
+]
+PLACES: list[tuple[dict[str, Any], str]] = [
+    *(({"tools": {"mcp": {"m": {"url": "http://h", **t}}}}, f"[tools] mcp.m.{fault}") for t, fault in SECRET),
+    ({"tools": {"mcp": {"m": {"env": {"KEY": CANARY}}}}}, "[tools] mcp.m: found a table, allowed: either command or"),
+    ({"tools": {"mcp": {"m": CANARY}}}, "[tools] mcp.m: found a text that is not shown, allowed: a table"),
+    ({"tools": {"mcp": {"m": [{"env": {"KEY": CANARY}}]}}}, "[tools] mcp.m: found a list, allowed: a table"),
+    ({"tools": {"mcp": {"a b": {"url": "http://h", "env": {"KEY": CANARY}}}}}, "[tools] mcp.a b: found 'a b', "),
+    ({"tools": {"mcp": {"files": {"url": "http://h", "env": {"K": CANARY}}}}}, "[tools] mcp: found a table, "),
+    ({"tools": {"mcp": CANARY}}, "[tools] mcp: found a text that is not shown, allowed: a table"),
+    ({"tools": {"mcp": [{"m": {"env": {"KEY": CANARY}}}]}}, "[tools] mcp: found a list, allowed: a table"),
+    ({"tools": CANARY}, "[tools]: found a text that is not shown, allowed: a table"),
+    ({"tools": [{"mcp": {"m": {"env": {"KEY": CANARY}}}}]}, "[tools]: found a list, allowed: a table"),
+    ({"model": {"api_key_file": CANARY}}, f"[model] api_key_file: {NOT_SHOWN}"),
+    ({"model": {"api_key_file": {"key": CANARY}}}, "[model] api_key_file: found a table, allowed: the absolute"),
+    ({"model": CANARY}, "[model]: found a text that is not shown, allowed: a table"),
+    ({"model": [{"api_key_file": CANARY}]}, "[model]: found a list, allowed: a table"),
+    ({"channel": {"socket": {"api_key": CANARY}}}, "[channel] socket: found a table, allowed: a text"),
+]
+
+
+@pytest.mark.parametrize(("values", "expected"), PLACES)
+def test_what_stands_where_a_secret_could_is_never_shown(values: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(values, source="test")
+    assert caught.value.message.startswith(f"test: {expected}")
+    path = write(tmp_path / "loopd.toml", tomli_w.dumps(values))
+    done = CliRunner().invoke(cli, ["config", "check", str(path)])
+    assert isinstance(done.exception, ConfigError)
+    assert done.exception.message.startswith(f"{path}: {expected}")
+    for text in (str(caught.value), caught.value.hint, str(done.exception), done.output):
+        assert CANARY not in text
+        assert "4711" not in text
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "good"),
+    [
+        ("env", "API_KEY", True),
+        ("env", "_a1", True),
+        ("env", "1A", False),
+        ("env", "A-B", False),
+        ("env", "", False),
+        ("env_files", "A", True),
+        ("env_files", "Ä", False),
+        ("env_files", "A\n", False),
+        ("header_files", "X-Api-Key", True),
+        ("header_files", "x!#$%&'*+.^_`|~9", True),
+        ("header_files", "A(B", False),
+        ("header_files", "", False),
+        ("header_files", "A\r\nB", False),
+    ],
+)
+def test_names_of_variables_and_headers_are_of_their_form(table: str, name: str, good: bool) -> None:
+    values = {"tools": {"mcp": {"m": {"url": "http://h", table: {name: "/f"}}}}}
+    if good:
+        parse_config(values, source="test")
+        return
+    with pytest.raises(ConfigError, match=rf"^test: \[tools\] mcp\.m\.{table}\..*, allowed: the name of an ") as caught:
+        parse_config(values, source="test")
+    assert "\n" not in caught.value.message
+    assert name.split()[:1] == [] or name.split(maxsplit=1)[0] in caught.value.message
+
+
+def patterns_in(schema: Any) -> Iterator[str]:
+    """Yield the patterns that a JSON Schema holds, those of names included."""
+    for key, value in schema.items() if isinstance(schema, dict) else enumerate(schema):
+        if key == "pattern":
+            yield value
+        elif isinstance(value, dict | list):
+            yield from value if key == "patternProperties" else ()
+            yield from patterns_in(value)
+
+
+@pytest.mark.parametrize("table", [Config, Manifest])
+def test_every_pattern_has_words(table: type[BaseModel]) -> None:
+    found = set(patterns_in(table.model_json_schema()))
+    assert found
+    assert found <= _PATTERNS.keys()
+
+
+def test_a_file_that_is_not_there_has_a_hint_that_works(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file") as caught:
+        load_config(tmp_path / "none.toml", required=True)
+    command = caught.value.hint.removesuffix(" prints one to start from")
+    done = CliRunner().invoke(cli, command.split()[1:])
+    assert done.exit_code == 0
+    assert load_config(write(tmp_path / "loopd.toml", done.output)) == Config()
 
 
 def test_a_long_value_is_shortened(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class Engine(Protocol):
         ...
 
     async def status(self) -> dict[str, Any]:
-        """Return the facts of model, slots and audit log for `status`."""
+        """Return the facts of configuration, model, slots and audit log for `status`."""
         ...
 
     async def forget(self, session_id: str) -> None:

@@ -10,7 +10,7 @@ import click
 from loopd.channel.codec import encode
 from loopd.channel.conversation import Conversation
 from loopd.cli.context import Context
-from loopd.cli.daemon import ask, socket_path
+from loopd.cli.daemon import ask, reaching, socket_path
 from loopd.cli.questions import How, Questions
 from loopd.cli.render import console
 from loopd.cli.view import AnswerView
@@ -63,11 +63,14 @@ def chat(
         how = _how_to_approve(approve, as_json=as_json)
         conversation = Conversation(socket_path(ctx), session, can_approve=how != "none")
         show = _frame_printer() if as_json else AnswerView(console()).show
-        done = asyncio.run(_say_all(conversation, turns, show, how, everything=as_json))
+        with reaching(ctx):
+            done = asyncio.run(_say_all(conversation, turns, show, how, everything=as_json))
         sys.exit(0 if done else 1)
     from loopd.cli.interactive import Interactive
 
-    asyncio.run(Interactive(Conversation(socket_path(ctx), session, can_approve=True)).run())
+    conversation = Conversation(socket_path(ctx), session, can_approve=True)
+    with reaching(ctx):
+        asyncio.run(Interactive(conversation).run())
 
 
 def _how_to_approve(wanted: str | None, *, as_json: bool) -> How:

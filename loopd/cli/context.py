@@ -22,10 +22,14 @@ _INTERRUPTED = 130
 
 @dataclass
 class Context:
-    """The object that click hands to every command. Flags go before the environment, the file and the defaults."""
+    """The object that click hands to every command. Flags go before the environment, the file and the defaults.
+
+    `config_fault` says why the file was refused where a command goes on without it.
+    """
 
     home_flag: str | None = None
     config_flag: str | None = None
+    config_fault: str = ""
 
     @cached_property
     def home(self) -> "Home":

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import click
 
 from loopd.channel.client import ChannelClient
 from loopd.cli.context import Context
+from loopd.errors import ConfigError, DaemonUnreachable
 from loopd.home import default_channel
 from loopd.proto.frames import ClientFrame, Open, RecordFrame, ServerFrame
 
@@ -24,14 +26,35 @@ session_argument = click.argument("session_id", metavar="ID")
 def socket_path(ctx: Context) -> Path:
     """Return the channel's path: the variable, else the configuration's, else the default.
 
-    People may connect to a device's daemon without being allowed to read its configuration.
+    People may connect to a device's daemon without being allowed to read its configuration. A file that is refused
+    must not keep them from a daemon that goes on with the one it had: that is a warning.
 
     Raises:
-        ConfigError: the configuration is refused.
+        ConfigError: a file that is asked for is not there.
     """
     if "LOOPD_SOCKET" in os.environ or (ctx.config_path.exists() and not os.access(ctx.config_path, os.R_OK)):
         return default_channel(ctx.home.path)
-    return ctx.config.channel_socket(ctx.home.path)
+    try:
+        return ctx.config.channel_socket(ctx.home.path)
+    except ConfigError as error:
+        if not ctx.config_path.exists():
+            raise
+        if not ctx.config_fault:
+            click.echo(f"warning: {error.message}; the default socket is used", err=True)
+        ctx.config_fault = error.message
+        return default_channel(ctx.home.path)
+
+
+@contextmanager
+def reaching(ctx: Context) -> Iterator[None]:
+    """Name the configuration's fault where no daemon is found at the socket that was used in its stead."""
+    try:
+        yield
+    except DaemonUnreachable as error:
+        if not ctx.config_fault:
+            raise
+        hint = f"the configuration is refused ({ctx.config_fault}): mend it, or name the socket with LOOPD_SOCKET"
+        raise DaemonUnreachable(error.message, hint=hint) from error
 
 
 def ask(
@@ -66,7 +89,8 @@ def ask(
         finally:
             await client.close()
 
-    return asyncio.run(once())
+    with reaching(ctx):
+        return asyncio.run(once())
 
 
 def print_json(data: Any) -> None:  # noqa: ANN401 - any JSON value

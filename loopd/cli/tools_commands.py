@@ -54,12 +54,15 @@ def serve(path: Path | None, allowed: tuple[str, ...]) -> None:
 def _listening(path: Path, *, to_others: bool) -> Iterator["socket.socket"]:
     """Listen at the path; its file goes at the end."""
     from loopd.channel.socketfile import bind, unlink
-    from loopd.errors import LoopdError
+    from loopd.errors import ConfigError, LoopdError
 
+    hint = "give another path: --socket PATH"
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot listen on {path}: there is no directory {path.parent}", hint=f"make it, or {hint}")
     try:
         listener = bind(path, group="")
     except LoopdError as error:
-        raise type(error)(error.message, hint="give another path: --socket PATH") from error
+        raise type(error)(error.message, hint=hint) from error
     with listener:
         inode = path.stat().st_ino
         if to_others:
@@ -108,6 +111,10 @@ def check(ctx: Context, directory: Path | None) -> None:
         raise ConfigError(error.message) from error
     for path, tool in listing.programs.values():
         click.echo(f"{path}: ok: {tool.name} ({tool.effect})")
+    if not listing.programs and not listing.faults:
+        click.echo(f"{directory}: there is no manifest (NAME.toml) in it, so there are no tools", err=True)
+    for path in listing.without:
+        click.echo(f"note: {path} has no manifest {path.name}.toml beside it, so it is no tool", err=True)
     for fault in listing.faults[:-1]:
         click.echo(f"error: {fault}", err=True)
     if listing.faults:

@@ -68,10 +68,12 @@ class Listing:
     Attributes:
         programs: path and tool by the tool's name, in the order of the manifests' names.
         faults: what is left out: file, key, what was found and what is allowed, a line each.
+        without: programs that have no manifest.
     """
 
     programs: Mapping[str, tuple[Path, Tool]] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
+    without: tuple[Path, ...] = ()
 
 
 class Executables:
@@ -214,7 +216,15 @@ def read(directory: Path) -> Listing:
             programs[tool.name] = program, tool
         except ToolError as error:
             faults.append(error.message)
-    return Listing(programs, tuple(faults))
+    return Listing(programs, tuple(faults), _without(directory, manifests))
+
+
+def _without(directory: Path, manifests: list[Path]) -> tuple[Path, ...]:
+    """Return the programs that no manifest belongs to."""
+    known = {*manifests, *(path.with_suffix("") for path in manifests)}
+    with _usable(directory):
+        others = [path for path in sorted(directory.iterdir()) if path not in known and path.name[0] != "."]
+    return tuple(path for path in others if path.is_file() and os.access(path, os.X_OK))
 
 
 def _manifests(directory: Path) -> list[Path]:
@@ -289,12 +299,14 @@ def _manifest(path: Path, name: str) -> Manifest:
 
 
 def _explain(error: ValidationError) -> str:
-    """Return the first fault as `key: found …, allowed: …`."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    """Return the first fault as `key: found …, allowed: …`; an unknown key goes before the one that it may be for."""
+    faults = error.errors(include_url=False)
+    first = next((each for each in faults if each["type"] == "extra_forbidden"), faults[0])
     key = ".".join(str(part) for part in first["loc"])
     fields = {known.alias or name: known for name, known in Manifest.model_fields.items()}
     if first["type"] == "extra_forbidden":
-        return f"{key}: unknown key, allowed: {', '.join(sorted(fields))}"
+        missing = "".join(f"; {each['loc'][0]} is missing" for each in faults if each["type"] == "missing")
+        return f"{key}: unknown key, allowed: {', '.join(sorted(fields))}{missing}"
     if first["type"] == "missing":
         return f"{key}: found nothing, allowed: {fields[key].description}"
     return f"{key}: {found_and_allowed(first)}"

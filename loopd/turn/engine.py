@@ -104,7 +104,7 @@ class Engine:
         await self.parts.audit(event, **facts)
 
     async def status(self) -> dict[str, Any]:
-        """Return the facts of model, slots, tool processes and audit log; what is not known stands as a reason."""
+        """Return the facts of all parts; what is not known stands as a reason."""
         parts = self.parts
         model: dict[str, Any] = {"url": parts.client.url}
         try:
@@ -114,6 +114,7 @@ class Engine:
         else:
             model |= {"state": "up", **check.describe()}
         return {
+            "config": {"sha256": parts.config.sha256(), "refused": parts.config_refused or None},
             "model": model,
             "slots": parts.keeper.slots(),
             "cache": parts.tally.describe(),

@@ -29,6 +29,7 @@ T = TypeVar("T")
 class Parts:
     """One of each. `config` is replaced as a whole when the file is read again.
 
+    `config_refused` says why it was not replaced the last time.
     `audit_fault` says why there is no audit log; then nothing is done that would have to be audited.
     """
 
@@ -42,6 +43,7 @@ class Parts:
     audit_log: AuditLog | None
     children: Children
     audit_fault: str = ""
+    config_refused: str = ""
     tally: Tally = field(default_factory=Tally)
     mends: Mends = field(default_factory=Mends)
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -117,10 +117,43 @@ def test_wrong_usage_is_exit_status_2(served: Bxctl, arguments: list[str]) -> No
     assert_error(served(*arguments), 2)
 
 
-def test_a_wrong_configuration_is_exit_status_2(bxctl: Bxctl, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+WRONG = "[channel] socket: found 'relative', allowed: an absolute path of at most 107 bytes"
+
+
+@pytest.fixture
+def wrong(monkeypatch: pytest.MonkeyPatch, root: Path) -> str:
+    """A configuration that is refused, and what bxctl says to it."""
     monkeypatch.delenv("LOOPD_SOCKET")
     (root / "loopd.toml").write_text("[channel]\nsocket = 'relative'\n")
-    assert_error(bxctl("status"), 2, "[channel] socket")
+    return f"warning: {root / 'loopd.toml'}: {WRONG}; the default socket is used\n"
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["doctor"], ["chat", "--message", "one"], ["approve", "s"]])
+def test_a_refused_configuration_is_a_warning_and_the_daemon_is_asked(
+    served: Bxctl, wrong: str, root: Path, home: Home, arguments: list[str]
+) -> None:
+    (home.path / "run").mkdir(exist_ok=True)
+    (home.path / "run" / "channel.sock").symlink_to(root / "c.sock")
+    served("chat", "--session", "s", "--message", "one")
+    done = served(*arguments)
+    assert done.status == 0
+    assert done.err.startswith(wrong)
+    assert done.err.count("warning: ") == 1
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["doctor"], ["chat", "--message", "one"], ["approve", "s"]])
+def test_with_a_refused_configuration_and_no_daemon_the_hint_names_its_fault(
+    bxctl: Bxctl, wrong: str, root: Path, arguments: list[str]
+) -> None:
+    done = bxctl(*arguments)
+    assert_error(done, 3, f"the configuration is refused ({root / 'loopd.toml'}: {WRONG})", "LOOPD_SOCKET")
+    assert done.err.startswith(wrong)
+    assert done.err.count("warning: ") == 1
+
+
+def test_a_configuration_that_is_asked_for_must_be_there(bxctl: Bxctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOOPD_SOCKET")
+    assert_error(bxctl("--config", "/none.toml", "status"), 2, "there is no such file")
 
 
 def test_the_socket_comes_from_the_configuration(served: Bxctl, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:

@@ -141,6 +141,16 @@ def test_a_socket_that_cannot_be_had_is_one_error_with_a_hint(tmp_path: Path) ->
         assert "error: another process listens on" in loopd(tmp_path, "tools", "serve", "--socket", str(path)).stderr
 
 
+def test_no_directory_is_made_for_a_socket(tmp_path: Path) -> None:
+    done = loopd(tmp_path, "tools", "serve", "--socket", str(tmp_path / "none/r.sock"))
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        f"error: cannot listen on {tmp_path}/none/r.sock: there is no directory {tmp_path}/none",
+        "hint: make it, or give another path: --socket PATH",
+    ]
+    assert not (tmp_path / "none").exists()
+
+
 @contextmanager
 def handed_over(path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run the runner on a socket that is already listened on, until the block ends."""
@@ -188,9 +198,26 @@ def test_check_lists_the_good_and_fails_with_every_fault(tmp_path: Path) -> None
     assert done.returncode == 2
     assert done.stdout == f"{directory}/good: ok: good (read)\n"
     assert done.stderr.splitlines() == [
-        f"error: {directory}/a.toml: effect: found 'destroy', allowed: input should be 'read' or 'write'",
+        f"error: {directory}/a.toml: effect: found 'destroy', allowed: 'read' or 'write'",
         f"error: {directory}/b: mode: found 0644, allowed: an executable one (chmod +x)",
     ]
+
+
+def test_check_names_programs_without_a_manifest_and_says_that_there_is_none(tmp_path: Path) -> None:
+    directory = tmp_path / "tools"
+    directory.mkdir(mode=0o755)
+    nothing = f"{directory}: there is no manifest (NAME.toml) in it, so there are no tools\n"
+    done = loopd(tmp_path, "tools", "check", str(directory))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", nothing)
+    (directory / "README").write_text("no program")
+    (directory / "act").write_text("#!/bin/sh\n")
+    (directory / "act").chmod(0o755)
+    note = f"note: {directory}/act has no manifest act.toml beside it, so it is no tool\n"
+    done = loopd(tmp_path, "tools", "check", str(directory))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", nothing + note)
+    put(directory, "good.sh", shell("true"))
+    done = loopd(tmp_path, "tools", "check", str(directory))
+    assert (done.returncode, done.stderr) == (0, note)
 
 
 def test_check_without_a_directory_says_so(tmp_path: Path) -> None:

@@ -75,11 +75,16 @@ def test_a_root_that_holds_the_home_is_refused_before_the_daemon_starts_and_at_a
         device.configure()
         with running(device):
             device.configure(tools={"files": {"read": [str(device.home / "sessions")]}})
+            before = device.json("status")["config"]
             reload(device, "config_refused")
+            refused = device.json("status")["config"]
+            assert (before["refused"], refused["sha256"]) == (None, before["sha256"])
+            assert f"[tools] files.read.0: found '{device.home / 'sessions'}'" in refused["refused"]
             assert ports(device) == ["builtin"]
             (tmp_path / "docs").mkdir()
             device.configure(tools={"files": {"read": [str(tmp_path / "docs")]}})
             reload(device, "config_reloaded")
+            assert device.json("status")["config"]["refused"] is None
             assert ports(device) == ["builtin", "files"]
 
 

@@ -275,10 +275,7 @@ async def test_one_bad_manifest_loses_no_other(directory: Path) -> None:
     put(directory, "bad", shell("true"), effect="destroy")
     async with port(directory) as executables:
         assert executables.state == "up"
-        assert (
-            executables.reason
-            == f"{directory}/bad.toml: effect: found 'destroy', allowed: input should be 'read' or 'write'"
-        )
+        assert executables.reason == f"{directory}/bad.toml: effect: found 'destroy', allowed: 'read' or 'write'"
         assert (await result(executables, "good")).content == "fine\n"
         assert (await result(executables, "bad")).content.startswith("There is no one tool named 'executables.bad'.")
 
@@ -293,10 +290,14 @@ KEYS = "description, effect, example, name, schema, timeout_s"
         ('effect = "read"', "description: found nothing, allowed: what it does, in a sentence"),
         ('description = "Do it."', "effect: found nothing, allowed: 'read' or 'write'"),
         (f'{FINE}colour = "red"', f"colour: unknown key, allowed: {KEYS}"),
-        (f'{FINE}timeout_s = "5"', "timeout_s: found '5', allowed: input should be a valid number"),
-        (f"{FINE}timeout_s = 0", "timeout_s: found 0, allowed: input should be greater than 0"),
-        (f'{FINE}name = "a b"', "name: found 'a b', allowed: string should match pattern '^[A-Za-z0-9_-]{1,64}$'"),
-        (f'{FINE}schema = "none"', "schema: found 'none', allowed: input should be a valid dictionary"),
+        (
+            'descripton = "Do it."\neffect = "read"',
+            f"descripton: unknown key, allowed: {KEYS}; description is missing",
+        ),
+        (f'{FINE}timeout_s = "5"', "timeout_s: found '5', allowed: a number"),
+        (f"{FINE}timeout_s = 0", "timeout_s: found 0, allowed: more than 0"),
+        (f'{FINE}name = "a b"', "name: found 'a b', allowed: a name of at most 64 letters, digits, _ and -"),
+        (f'{FINE}schema = "none"', "schema: found 'none', allowed: a table"),
         (f'{FINE}[schema]\ntype = "array"', "schema.type: found 'array', allowed: 'object'"),
         (
             f'{FINE}[schema.properties.x]\ntype = "strng"',
