@@ -3,7 +3,8 @@
 There is no systemd and nothing else that syncs, so that no flush of somebody else's makes durable what loopd forgot
 to. A neighbour writes all the time, and the kernel passes on at once what is not synced, so that the disk always has
 something to forget. `model=` in the kernel's command line is the URL of a scripted model server; without it the real
-one is started here, and its answers are kept short.
+one is started here. It evaluates about one token a second: with its own template, which sends no tools, its prompts
+are short, and so are its answers.
 """
 
 import os
@@ -23,6 +24,7 @@ CONFIG = """
 [model]
 url = "@MODEL@"
 {gguf}
+template = "model"
 context_tokens = 2048
 temperature = 0.0
 idle_timeout_s = 600.0

@@ -416,17 +416,17 @@ def _exists(session_id: str, path: Path) -> SessionExists:
 
 
 def sweep(home: Home) -> list[str]:
-    """Remove what a crash left of sessions that were being made, removed or kept; return the names.
+    """Remove what a crash left of sessions that were being made, removed, kept or restored; return the names.
 
-    What another process is making at this moment is left alone.
+    What another process is making at this moment is left alone, and so is what is no directory: it is not ours.
 
     Raises:
         SessionIoError: a leftover cannot be removed.
     """
     swept = []
-    for leftover in sorted([*home.sessions.glob(".*"), *home.refused.glob(".*")]):
+    for leftover in sorted([*home.sessions.glob(".*"), *home.refused.glob(".*"), *home.audit.glob(".restore")]):
         with files.io(leftover.name, leftover, "remove"):
-            if not files.is_locked(leftover):
+            if leftover.is_dir() and not leftover.is_symlink() and not files.is_locked(leftover):
                 shutil.rmtree(leftover)
                 swept.append(leftover.name)
     return swept

@@ -1,6 +1,8 @@
 """Backup and restore: nothing of a session is lost on the way, and nothing half is put back."""
 
+import functools
 import io
+import itertools
 import os
 import tarfile
 import tracemalloc
@@ -14,8 +16,9 @@ from loopd.errors import HomeError, SessionExists
 from loopd.home import Home
 from loopd.session import backup as backups
 from loopd.session import files, reader
-from loopd.session.store import Session
+from loopd.session.store import Session, sweep
 from tests.session.builders import LIMITS, create, log_of, make_home, say
+from tests.session.crash import killed_at
 
 
 @pytest.fixture
@@ -69,6 +72,31 @@ def test_restoring_twice_changes_nothing(home: Home, session: Session, tmp_path:
     before = tree(home)
     restore(home, path)
     assert tree(home) == before
+
+
+def test_restore_killed_anywhere_leaves_only_whole_sessions_and_is_run_again(
+    home: Home, session: Session, tmp_path: Path
+) -> None:
+    say(session, "one")
+    create(home, "s2").close()
+    audit.AuditLog.open(home.audit).close()
+    path = save(home, tmp_path)
+    outcomes = set()
+    for point in itertools.count():
+        other = make_home(tmp_path / str(point))
+        killed = killed_at(point, functools.partial(restore, other, path))
+        sweep(other)
+        there = tree(other)
+        assert there.items() <= tree(home).items()
+        outcomes.add(len(list(other.sessions.iterdir())))
+        assert all(not reader.verify(other, directory.name).faults for directory in other.sessions.iterdir())
+        assert not list(other.path.rglob(".*"))
+        restore(other, path)
+        assert tree(other) == tree(home)
+        assert len(list(other.audit.glob("restored-*"))) == 1
+        if not killed:
+            break
+    assert outcomes == {0, 1, 2}
 
 
 def test_session_deleted_while_it_is_saved_is_left_out(

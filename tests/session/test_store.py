@@ -143,6 +143,15 @@ def test_a_sweep_leaves_what_is_being_made_alone(home: Home) -> None:
     assert sweep(home) == [draft.name]
 
 
+def test_a_sweep_leaves_alone_what_is_no_directory(home: Home, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (home.sessions / ".editor.swp").write_text("somebody's")
+    (home.sessions / ".link").symlink_to(elsewhere)
+    assert sweep(home) == []
+    assert sorted(path.name for path in home.sessions.iterdir()) == [".editor.swp", ".link"]
+
+
 def test_a_session_has_one_writer_among_all_processes(home: Home, session: Session) -> None:
     with pytest.raises(SessionBusy):
         Session.open(home, "s1", limits=LIMITS)
