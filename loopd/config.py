@@ -8,7 +8,6 @@ the names. Secrets are paths of files, never values; what stands where a secret 
 import hashlib
 import re
 import tomllib
-from datetime import date, time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -365,10 +364,8 @@ def _shown(value: object) -> str:
             return "a list"
         case bool():
             return "true" if value else "false"
-        case date() | time():
-            return value.isoformat()
         case _:
-            text = repr(value)
+            text = repr(value) if isinstance(value, str) else str(value)
             return text if len(text) <= 80 else text[:77] + "..."  # noqa: PLR2004 - one line on a terminal
 
 
