@@ -223,7 +223,7 @@ def test_servers_that_do_everything_wrong_cost_nobody_else_anything(tmp_path: Pa
                 "mcp_tool_dropped server=twice tool='bad'",
             )
             found = results(device.chat("s", *(f"Message {n}." for n in range(7))))
-            logged(device, "mcp_listed server=odd tools=13")
+            logged(device, "mcp_listed server=odd tools=15")
             found += results(device.chat("s", "Found?", "Grown?"))
             ports = {port["port"]: port for port in device.json("tools")["ports"]}
             assert (baseline(device, "s"), lost(device, "s")) == (plain_baseline, 0)
