@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from loopd.tools.port import doubt
 from tests.integration.appliance import Appliance, running
 from tests.mcp_servers import everything_server, filesystem_server, git_server, time_server
 from tests.servers import start_scripted_server
@@ -177,7 +178,7 @@ def test_a_server_that_comes_up_at_turn_three_is_found_from_then_on_and_costs_no
             later = results(device.chat("s", "Seven.", "Eight."))
             assert (baseline(device, "s"), lost(device, "s")) == (plain_baseline, 0)
     assert "late.echo" not in before[0]
-    assert before[1].startswith("not ok: There is no one tool named 'late.echo'.")
+    assert before[1].startswith("not ok: late.echo is unavailable: late is down now (")
     assert reason.endswith(f"exit status 7; stderr: not without {needed}")
     assert "late.echo" in after[0]
     assert "unavailable" not in after[0]
@@ -231,7 +232,7 @@ def test_servers_that_do_everything_wrong_cost_nobody_else_anything(tmp_path: Pa
     assert "thousand.wheel_321" in found[0]
     assert found[1:7] == [
         "wheel_321",
-        "not ok: odd.never was stopped: not done after 1 s.",
+        f"not ok: odd.never was stopped: not done after 1 s.{doubt('write')}",
         "not ok: the answer is broken, or longer than a message may be",
         "not ok: the answer is no JSON-RPC message",
         "after the noise",

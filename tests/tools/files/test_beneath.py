@@ -205,6 +205,8 @@ def test_what_is_not_permitted_is_said(tool: str) -> None:
         tree = Tree(directory)
         tree.docs.chmod(0o755)
         tree.put("docs/locked/note.txt", HIDDEN)
+        for path in tree.docs.rglob("*"):  # whatever the umask is
+            path.chmod(0o755)
         (tree.docs / "closed.txt").touch(0o000)
         (tree.docs / "locked").chmod(0o000)
         with ordinary_user():
